@@ -99,11 +99,15 @@ class Divergence(_FromPrior):
         )
 
     def _each(self, y: Tensor) -> Tensor:
-        if isinstance(self.alpha, Tensor) or self.alpha != 1:
+        if isinstance(self.alpha, Tensor) or self.alpha not in (0, 1):
             return super()._each(y)
         prior = torch.as_tensor(self.prior, dtype=y.dtype, device=y.device)
-        found: Tensor = prior - y - torch.special.entr(y) - y * prior.log()
-        return found  # q is in a linear term alone
+        found: Tensor
+        if self.alpha == 0:
+            found = y - prior - prior * (y.log() - prior.log())
+        else:  # q is in a linear term alone
+            found = prior - y - torch.special.entr(y) - y * prior.log()
+        return found
 
     def _f(self, t: Tensor) -> Any:
         log = t.clamp_min(torch.finfo(t.dtype).tiny).log()

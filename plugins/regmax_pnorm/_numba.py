@@ -9,7 +9,8 @@ from typing import Any
 from regmax.kernels.cpu import elementary, mapping, simd
 from regmax.kernels.cpu.elementary import Either
 from regmax.kernels.cpu.jit import njit
-from regmax.kernels.cpu.powers import HALF, LEAST, LINEAR, POWER, PRECISE
+from regmax.kernels.cpu.job import LEAST
+from regmax.kernels.cpu.powers import HALF, LINEAR, POWER, PRECISE
 
 
 @njit

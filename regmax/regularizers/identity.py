@@ -110,11 +110,17 @@ def plain(cls: type[Penalized]) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def by_value(cls: Any) -> bool:
-    """Whether Ω is its value and attributes that are not checked."""
+def valued(cls: Any) -> bool:
+    """Whether Ω has no kernel and no closed form, so that one is made of its value."""
     names = ("closed_form", "kernel")
     own = not any(getattr(cls, name) is not getattr(Regularizer, name) for name in names)
-    return own and not cls.hyperparameters and not issubclass(cls, Penalized)
+    return own and not issubclass(cls, Penalized)
+
+
+@functools.lru_cache(maxsize=1024)
+def by_value(cls: Any) -> bool:
+    """Whether Ω is its value and attributes that are not checked."""
+    return valued(cls) and not cls.hyperparameters
 
 
 # -- the form of a text ----------------------------------------------------------------------------

@@ -17,6 +17,12 @@ from regmax.kernels.cpu import clipped_rows, compiling
 base = compiling.imported({base!r}).{name}
 forward, backward = clipped_rows.between(base, {each})
 """
+_WEIGHTED = """# {version}
+from regmax.kernels.cpu import compiling, weighted_rows
+
+base = compiling.imported({base!r}).{name}
+forward, backward = weighted_rows.weighted(base)
+"""
 _PLANS = """# {version}
 from regmax.kernels.cpu import compiling, transport
 
@@ -81,6 +87,51 @@ class Between(CompiledRows):
         slopes = each or (None for _ in theta)
         self.rows(theta).run(1, y, v, gamma, *theta, *bounds, out, *slopes)
         return out, each if hyper else None
+
+
+@functools.cache
+def weighted(base: CompiledRows) -> Weighted:
+    """The kernel of a base with weights."""
+    return Weighted(base)
+
+
+class Weighted(CompiledRows):
+    """Π of Σ m_i c_i e(y_i/m_i), by :func:`regmax.kernels.cpu.weighted_rows.functions`; ``sizes``
+    m and ``rates`` 1/c: float64, (1, d) or (R, d)."""
+
+    def __init__(self, base: CompiledRows) -> None:
+        from .compiling import version
+
+        given = {"base": base.module, "name": base.names[0]}
+        digest = version("regmax.kernels.cpu.weighted_rows", base.module)
+        path = written("weighted", _WEIGHTED.format(version=digest, **given))[0]
+        super().__init__(str(path), base.grain)
+        self.base = base
+
+    def rows(self, theta: Hyper) -> CompiledRows:
+        found = self.base.rows(theta)
+        return self if found is self.base else weighted(found)
+
+    def solve(
+        self,
+        x: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        weights: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+    ) -> Tensor | None:
+        """y; None if not all rows are solved."""
+        y, missed = result(x), gamma.new_zeros(1)
+        self.rows(theta).run(0, x, gamma, *theta, *weights, mask, y, missed)
+        return None if missed.item() else y
+
+    def product(
+        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, weights: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Jv/γ."""
+        out = result(y)
+        self.rows(theta).run(1, y, v, gamma, *theta, *weights, out)
+        return out
 
 
 GRAIN = 256

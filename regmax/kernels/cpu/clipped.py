@@ -47,8 +47,8 @@ def bounds_at(each: bool) -> Any:
     return of_entries if each else of_row
 
 
-def _sums(p: Any, at: Any, rest: Any = None) -> tuple[Any, Any]:
-    """y of a vector of entries, and sums of a row."""
+def sums_of(p: Any, at: Any, rest: Any = None) -> tuple[Any, Any]:
+    """y of a vector of entries, and sums of a row. ``rest``: as in a description."""
 
     @njit
     def entry(u: Any, theta: Any, bounds: Any) -> Any:
@@ -94,11 +94,10 @@ def _sums(p: Any, at: Any, rest: Any = None) -> tuple[Any, Any]:
     return entry, sums if rest is None else sums_with_rest
 
 
-def root_of(p: Any, slope: Any, at: Any, rest: Any = None) -> Any:
+def root_of(sums: Any, slope: Any) -> Any:
     """(z, n, θ, r, k, bounds, low, high, t, the tolerance of Σ y/k, that of τ) → τ and the last
     step to it, where Σ (y − l) = r, from t, between ``low`` and ``high``; a lower bound on τ; and
-    Σ (y − l) − r after this step. ``rest``: as in a description."""
-    sums = _sums(p, at, rest)[1]
+    Σ (y − l) − r after this step. ``sums``: as :func:`sums_of` makes them."""
 
     @njit(apart=True)
     def root(
@@ -141,9 +140,8 @@ def root_of(p: Any, slope: Any, at: Any, rest: Any = None) -> Any:
     return root
 
 
-def values_of(p: Any, at: Any) -> Any:
+def values_of(entry: Any, at: Any) -> Any:
     """y at τ."""
-    entry = _sums(p, at)[0]
 
     @njit
     def values(z: Any, n: int, theta: Any, t: float, step: float, bounds: Any, out: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import common, jacobian, memory, simd
-from .clipped import bounds_at, corner_of, doubles_at, limits_of, root_of, values_of
+from .clipped import bounds_at, corner_of, doubles_at, limits_of, root_of, sums_of, values_of
 from .common import EPS
 from .jit import njit
 from .mapping import LARGEST
@@ -91,6 +91,37 @@ def _scan(row: Any, d: int) -> Any:
     return best, second, simd.count(bad) > 0
 
 
+def last_steps(root: Any) -> Any:
+    """(scores, the largest, their factor, z, n, θ, r, k, bounds, t, an interval of τ, the tolerance
+    of Σ y/k, that of Σ y) → t, from which on τ is the root, τ, the last step to it, and Σ (y − l) −
+    r after it. z becomes the scores relative to t, which has few digits more than t where scores
+    are large."""
+
+    @njit
+    def last(
+        kept: Any, top: float, scale: float, z: Any, n: int, theta: Any, room: float, total: float,
+        bounds: Any, t: float, bottom: float, high: float, near: float, slack: float,
+    ) -> tuple[float, float, float, float]:  # fmt: skip
+        base, gap = top + t / scale, 1e-6 * (abs(t) + 1.0)
+        bottom, high = bottom - t - gap, high - t + gap
+        tau, step, off = 0.0, 0.0, 0.0
+        for _ in range(2):
+            for i in range(0, n, LANES):
+                simd.store(z, i, (simd.wide(simd.load(kept, i)) - base) * scale)
+            given = z, n, theta, room, total, bounds
+            tau, step, _below, off = root(*given, bottom, high, 0.0, near, 2.0 * EPS)
+            if abs(off) <= slack:
+                break
+            # scores so large that τ, next to one of them, is no number: from that one on
+            following = _nearest(kept, n, base + tau / scale)
+            moved = (following - base) * scale
+            bottom, high = bottom - moved, high - moved
+            base, t = following, (following - top) * scale
+        return t, tau, step, off
+
+    return last
+
+
 @njit
 def _nearest(row: Any, n: int, number: float) -> float:
     """The entry that is nearest to a number."""
@@ -106,10 +137,10 @@ def _row(own: Description, at: int, each: bool, others: Any) -> Any:
     """A function of a row, which ``others`` compute if this description does not cover its θ."""
     covers, factor, zero, slope, to = own.covers, own.factor, own.zero, own.slope, at + 4
     pick, (limits, sum_of) = bounds_at(each), limits_of(own, at, each)
-    root, values = root_of(own.inverse, own.slope, pick, own.rest), values_of(own.inverse, pick)
-    corner = corner_of(pick)
+    entry, sums = sums_of(own.inverse, pick, own.rest)
+    root, values, corner = root_of(sums, slope), values_of(entry, pick), corner_of(pick)
     coarse, slope_of = own.rough or (own.inverse, own.slope)
-    rough = root_of(coarse, slope_of, pick, own.rest)
+    rough, last = root_of(sums_of(coarse, pick, own.rest)[1], slope_of), last_steps(root)
     wide = own.precise or each or own.root is not None
 
     @njit
@@ -203,21 +234,8 @@ def _row(own: Description, at: int, each: bool, others: Any) -> Any:
                 bottom -= 1e-6 * (abs(bottom) + 1.0)
             high = -simd.largest(slope(none + room / n, by)[0])
             t = first(z, n, rounded, by, room, total, bounds, bottom, high, 1e-4)[0]
-            base, gap = top + t / scale, 1e-6 * (abs(t) + 1.0)
-            bottom, high = bottom - t - gap, high - t + gap
-            tau, step, off = 0.0, 0.0, 0.0
-            for _ in range(2):
-                for i in range(0, n, LANES):
-                    simd.store(z, i, (simd.wide(simd.load(kept, i)) - base) * scale)
-                given = z, n, by, room, total, bounds
-                tau, step, _below, off = root(*given, bottom, high, 0.0, near, 2.0 * EPS)
-                if abs(off) <= slack:
-                    break
-                # scores so large that τ, next to one of them, is no number: from that one on
-                following = _nearest(kept, n, base + tau / scale)
-                moved = (following - base) * scale
-                bottom, high = bottom - moved, high - moved
-                base, t = following, (following - top) * scale
+            given = z, n, by, room, total, bounds
+            t, tau, step, off = last(kept, top, scale, *given, t, bottom, high, near, slack)
             values(z, n, by, tau, step, bounds, y)
             corner(z, n, none + zero(theta), room, slack, bounds, y)
             solved = abs(off) <= slack

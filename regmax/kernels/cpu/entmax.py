@@ -11,7 +11,7 @@ import numpy as np
 from . import elementary, mapping, simd, steep
 from .elementary import Either, exp, log
 from .jit import njit
-from .powers import EXP, HALF, LINEAR, POWER, PRECISE, one, powers
+from .powers import EXP, HALF, INVERSE, LINEAR, POWER, PRECISE, one, powers
 from .simd import larger, smaller
 from .threshold import Description
 
@@ -54,6 +54,7 @@ STEEP = Description(
 forward_half, backward_half = mapping.functions(HALF, theta=True)
 forward_power, backward_power = mapping.functions(POWER, theta=True)
 forward_linear, backward_linear = mapping.functions(LINEAR, theta=True)
+forward_inverse, backward_inverse = mapping.functions(INVERSE, theta=True)
 forward, backward = mapping.functions(
     HALF, POWER, replace(LINEAR, widest=0), EXP, PRECISE, STEEP, theta=True
 )

@@ -9,6 +9,9 @@ from __future__ import annotations
 ROWS, STEP = 1, 2
 """The positions in a job of the number of rows, and of how many to take at a time."""
 
+LEAST = 0.05
+"""With e' = y^a/a and a above this, e' is 0 at 0. Below, it is (y^a − 1)/a, as all entries may be
+in the support, and powers would lose digits."""
 COUNT = 35
 """The position of the result of a job of losses: the number of targets that count, or −1."""
 

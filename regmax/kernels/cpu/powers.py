@@ -15,11 +15,10 @@ import numpy as np
 from . import elementary, simd
 from .elementary import Either, exp, log, ratios
 from .jit import njit
+from .job import LEAST
 from .simd import larger, select, spread
 from .threshold import Description
 
-LEAST = 0.05
-"""At a below this, all entries may be in the support, and powers lose digits."""
 REACH = 800.0
 """exp(−800) is 0."""
 
@@ -191,7 +190,7 @@ def _precise_zero(theta: float) -> float:
 
 @njit
 def _is_precise(theta: float) -> bool:
-    return -1.0 < theta - 1.0 <= LEAST
+    return -1.0 <= theta - 1.0 <= LEAST
 
 
 PRECISE = Description(
@@ -199,7 +198,40 @@ PRECISE = Description(
     Either(_precise_rate32, _rate64), _zero_at_one, _precise_zero, _is_precise, bend=0.0,
     precise=True, widest=0,
 )  # fmt: skip
-"""−1 < a ≤ 0.05, with a limit at a = 0: by log1p, in float64."""
+"""−1 ≤ a ≤ 0.05, with a limit at a = 0: by log1p, in float64."""
+
+
+@njit
+def _inverse_inverse(u: Any, theta: Any) -> tuple[Any, Any]:
+    a = theta - 1.0
+    t = u * a + 1.0
+    rest = select(t > 0.0, 1.0 / t, 0.0)
+    v = select(a > -1.0, rest * rest, rest)
+    return v, v * rest
+
+
+@njit
+def _inverse_slope(y: Any, theta: Any) -> tuple[Any, Any]:
+    a, rest = theta - 1.0, 1.0 / y
+    power = select(a > -1.0, simd.sqrt(rest), rest)
+    return (power - 1.0) / a, power * rest
+
+
+@njit
+def _inverse_weight(y: Any, theta: Any) -> Any:
+    return select(theta > 0.0, simd.sqrt(y), y) * y
+
+
+@njit
+def _is_inverse(theta: float) -> bool:
+    return theta == 0.5 or theta == 0.0
+
+
+INVERSE = Description(
+    _inverse_inverse, _inverse_slope, _inverse_weight, PRECISE.rate, _zero_at_one,
+    _precise_zero, _is_inverse, bend=0.0, precise=True, widest=0,
+)  # fmt: skip
+"""a = −½ and −1, by divisions."""
 
 
 @njit

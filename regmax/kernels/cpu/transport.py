@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import common, memory, simd
-from .clipped import bounds_at, doubles_at, root_of, values_of
+from .clipped import bounds_at, doubles_at, root_of, sums_of, values_of
 from .common import EPS
 from .jit import njit
 from .laplacian import TINY, axpy, dot, factored, largest, solved
@@ -73,7 +73,8 @@ def _rows(own: Description) -> Any:
     """The slopes at the ends of each row, the rows Π_Ω(z_i + v) with the sums of their columns, and
     the weights."""
     pick, inverse, slope, weight = bounds_at(False), own.inverse, own.slope, own.weight
-    root, values, scales = root_of(inverse, slope, pick), values_of(inverse, pick), own.scales
+    entry, sums = sums_of(inverse, pick)
+    root, values, scales = root_of(sums, slope), values_of(entry, pick), own.scales
 
     @njit
     def ends(z: Any, a: Any, n: int, m: int, wide: int, theta: Any, taus: Any) -> None:

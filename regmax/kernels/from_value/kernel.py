@@ -21,9 +21,10 @@ from .compiled import Function
 from .entry import Entrywise
 from .inputs import Inputs, varies
 from .loops import Program
-from .shift import shifted
+from .parts import moved, parted
 from .tape import Unknown
 from .template import NEAR, Template, template_of
+from .weighted import Weighted
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows("regmax.kernels.from_value.separable", grain=1 << 15)
@@ -48,7 +49,7 @@ class LaidOut:
     """θ as compiled code takes it: the inputs of e that have one number per row and those that have
     one per entry; H, what the source of F takes besides its inputs, and these. ``jobs``: of the
     functions of a kernel, for rows of any number. ``template``: what computes rows of Ω = Σ e with
-    one e. ``shift``: w of :mod:`.shift`, by which scores move."""
+    one e. ``shift``: w of :mod:`.parts`, by which scores move."""
 
     shift: Tensor | None = None
 
@@ -74,15 +75,7 @@ class LaidOut:
 
     def moved(self, x: Tensor, gamma: Tensor) -> Tensor:
         """The scores of Σ e without its linear term, in float32 up to a constant of each row."""
-        if self.shift is None:
-            return x
-        shift = self.shift * gamma.view(-1, 1)
-        if x.dtype == torch.float64:
-            return x - shift
-        # relative to the largest score, and w to its least: those that count lose no digits
-        top = x.amax(-1, keepdim=True)
-        x = x - torch.where(top > -torch.inf, top, 0)
-        return x.sub_((shift - shift.amin(-1, keepdim=True)).to(x.dtype))
+        return moved(x, gamma, self.shift)
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -101,13 +94,17 @@ class NumbaKernel:
         vectors = [varies(t, d) for t in own]
         self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
-        # Σ e without ⟨w, y⟩, whose inputs are at these places
-        self._shifted = None if self.alike or entry.coupled else shifted(entry, vectors)
+        parts = None if self.alike or entry.coupled else parted(entry, vectors)
+        # Σ e without ⟨w, y⟩
+        self._shifted = None if parts is None or parts.weighted else parts
+        self._weighted = None
+        if parts is not None and parts.weighted and not parts.entry.kinked:
+            self._weighted = Weighted(parts)
         if self._shifted is not None:
             entry, own = self._shifted.entry, [inputs[k] for k in self._shifted.places]
             vectors = [False] * len(own)
         self._one = not (entry.coupled or any(vectors))  # for all entries of a row
-        if self.kinked or not self._one:
+        if self.kinked or not (self._one or self._weighted):
             self._rows.soon(torch.float64)
         constants: list[float] = []
         try:
@@ -115,7 +112,7 @@ class NumbaKernel:
         except Unknown:  # e has no translation, and its derivatives may have one
             constants.clear()
             text, self.sums = source.slopes(entry, vectors, constants, lanes=True), False
-        self.sums = self.sums and entry.rest is None and self._shifted is None
+        self.sums = self.sums and entry.rest is None and parts is None
         self._constants = constants
         self._templates: dict[bool, CompiledRows | None] = {}
         self.slopes = _function(text)
@@ -177,16 +174,17 @@ class NumbaKernel:
 
     def solve(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = NEAR,
-        look: bool = True,
+        dtype: torch.dtype = torch.float64,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """y, and a bound on the distance of each row to the maximiser, ``tol`` if that is possible;
-        +inf: not solved. ``look``: for a template, which is compiled for each dtype and each e."""
-        given = self._of_call(theta, x, look)
+        +inf: not solved. ``dtype``: that of y by a template, whose rounding is not in the bound."""
+        given = self._of_call(theta, x, True)
         x = given.moved(x, gamma)
         if given.template is not None and given.template.bound <= tol:
-            y, bound = given.template.forward(x, gamma, mask)
+            alike = given.template.alike  # weights may magnify the rounding of x
+            y, bound = given.template.forward(x.to(dtype) if alike else x, gamma, mask)
             if bound <= tol:
-                return y, y.new_full((len(y),), bound)
+                return y.double(), x.new_full((len(y),), bound)
         y, bounds = self._solved(x, gamma, given, mask)
         return y, torch.frombuffer(bounds, dtype=torch.float64)
 
@@ -203,26 +201,27 @@ class NumbaKernel:
 
     def solve_after(
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
-        mask: Tensor | None, tol: float,
+        mask: Tensor | None, tol: float, dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
         """y of Ω + λR, and who takes part, None if all do; None where a row is not certified.
         ``step`` as in :func:`regmax.kernels.cpu.chain.chain`."""
         template = self._of_call(theta, x, True).template
         if template is None or template.bound > tol:
             return None
-        y, part, bound = template.forward_after(step, x, gamma, lam, mask)
-        return (y, part) if bound <= tol else None
+        y, part, bound = template.forward_after(step, x.to(dtype), gamma, lam, mask)
+        return (y.double(), part) if bound <= tol else None
 
     def backward_after(
         self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
-        part: Tensor | None, hyper: bool,
+        part: Tensor | None, hyper: bool, dtype: torch.dtype,
     ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
         """The gradients in x, and in λ and θ, of what :meth:`solve_after` computed."""
-        at = self._of_call(theta, y, False)
+        at, y, v = self._of_call(theta, y, False), y.to(dtype), v.to(dtype)
         if at.template is None:
             return None
         dx, dlam = at.template.backward_after(step, y, v, gamma, lam, part, hyper)
-        return dx, None if dlam is None else (dlam, *self._partials_along(y, dx, gamma, at))
+        each = None if dlam is None else (dlam, *self._partials_along(y, dx, gamma, at))
+        return dx.double(), each
 
     def _of_call(self, theta: Hyper, x: Tensor, forward: bool) -> LaidOut:
         """:meth:`laid_out` for rows x of one call. To look for a template takes longer than few
@@ -249,6 +248,8 @@ class NumbaKernel:
         template = None
         if look and self._one and not self.kinked and len(numbers) == 1:
             template = template_of(self.slopes, numbers, self._implicit)
+        if self._weighted is not None:
+            template = self._weighted.template(theta, look)
         return LaidOut(numbers, vectors, form, form is None or self._convex(form, d), template)
 
     def _implicit(self, dense: bool) -> CompiledRows | None:
@@ -325,7 +326,7 @@ class NumbaKernel:
         """The inputs of e; H, what the source of F takes besides its inputs, and these; w."""
         if self._shifted is not None:
             own = tuple(theta[k] for k in self._shifted.places)
-            return own, None, self._shifted.w(theta)
+            return own, None, self._shifted.of(self._shifted.linear, theta)
         if self._rows is _SEPARABLE:
             return theta, None, None
         form = theta[-1].contiguous()
@@ -347,19 +348,25 @@ class NumbaKernel:
         return known
 
     def backward(
-        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool
-    ) -> tuple[Tensor, Hyper | None]:
-        """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`."""
-        dx, own = self.backward_laid_out(y, v, gamma, self._of_call(theta, y, False), hyper)
+        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool,
+        dtype: torch.dtype = torch.float64,
+    ) -> tuple[Tensor, Hyper | None]:  # fmt: skip
+        """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`; ``dtype`` as for
+        :meth:`solve`."""
+        at = self._of_call(theta, y, False)
+        if at.template is not None:
+            y, v = y.to(dtype), v.to(dtype)
+        dx, own = self.backward_laid_out(y, v, gamma, at, hyper)
+        dx = dx.double()
         if own is None or self._shifted is None:
             return dx, own
-        return dx, self._shifted.gradients(theta, -dx.double() * gamma.view(-1, 1), own)
+        return dx, self._shifted.gradients(theta, -dx * gamma.view(-1, 1), own)
 
     def backward_laid_out(
         self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False
     ) -> tuple[Tensor, Hyper | None]:
         """The same."""
-        if at.template is not None:
+        if at.template is not None and (at.template.alike or not hyper):
             dx = at.template.backward(y, v, gamma)
             return dx, self._partials_along(y, dx, gamma, at) if hyper else None
         given, d, form, dx = self._inputs, y.shape[1], at.form, torch.empty_like(y)

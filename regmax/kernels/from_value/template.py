@@ -33,10 +33,10 @@ _MANY = 8
 
 class Template:
     """``forward`` and ``backward`` of rows; θ and the factor of γ are those of ``rows``. ``bound``:
-    on the distance of a row to the maximiser."""
+    on the distance of a row to the maximiser. ``alike``: whether all entries have the same e."""
 
     rows: CompiledRows
-    scale, bound = 1.0, NEAR
+    scale, bound, alike = 1.0, NEAR, True
 
     def __init__(self) -> None:
         self.jobs: dict[Any, DirectRows] = {}
@@ -49,10 +49,6 @@ class Template:
         else:
             y, _ = self.rows.forward(x, gamma * self.scale, theta, mask)
         return y, math.inf if missed() else self.bound
-
-    def soon(self, dtype: torch.dtype) -> None:
-        """Start to compile the functions for rows of this dtype, in other processes."""
-        self.rows.rows(self.theta()[0]).soon(dtype)
 
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
         """Jv/γ."""
@@ -107,7 +103,7 @@ class Power(Template):
 
     def __init__(self, c: float, alpha: float) -> None:
         super().__init__()
-        self.scale = c
+        self.scale, self.alpha = c, alpha
         self._alpha = (torch.full((1,), alpha, dtype=torch.float64, device="cpu"),)
 
     def theta(self) -> tuple[Hyper, Callable[[], bool]]:
@@ -117,7 +113,7 @@ class Power(Template):
 class Exponential(Template):
     """e = c y log y, up to a linear term: softmax."""
 
-    rows, bound = tsallis.KERNEL, 1e-12
+    rows, bound, alpha = tsallis.KERNEL, 1e-12, 1.0
     _alpha = torch.ones(1, dtype=torch.float64, device="cpu")
 
     def __init__(self, c: float) -> None:
@@ -160,7 +156,7 @@ def template_of(
         return None
     *powers, least = power
     c, b = bent[-2], powers[-1]
-    if max(powers) - min(powers) <= 1e-11 and -1 < b <= LARGEST - 1:  # everywhere the same
+    if max(powers) - min(powers) <= 1e-11 and -1 - 1e-12 < b <= LARGEST - 1:  # everywhere the same
         alpha = round(4 * (1 + b)) / 4  # but for rounding
         alpha = alpha if abs(alpha - 1 - b) < 1e-12 else 1 + b
         return Exponential(c) if alpha == 1 else Power(c, alpha)

@@ -68,10 +68,10 @@ class TritonKernel:
 
     def solve(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = 1e-8,
-        look: bool = True,
+        dtype: torch.dtype = torch.float64,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """y, and a bound on the distance of each row to the maximiser; +inf: not solved. There is
-        no template to ``look`` for."""
+        no template, and ``dtype`` is not used."""
         check_device(x)
         arrays = (gamma, *self._inputs.rows(theta))
         y, bound = x.new_empty(x.shape), x.new_empty(len(x))
@@ -85,8 +85,9 @@ class TritonKernel:
         return y, bound
 
     def backward(
-        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool
-    ) -> tuple[Tensor, Hyper | None]:
+        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool,
+        dtype: torch.dtype = torch.float64,
+    ) -> tuple[Tensor, Hyper | None]:  # fmt: skip
         """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`."""
         check_device(y)
         given, d = self._inputs, y.shape[1]

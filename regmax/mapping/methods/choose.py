@@ -17,7 +17,7 @@ from ...kernels import Kernel, transforms, wrappers
 from ...kernels.base import ASKED, Hyper
 from ...regularizers import arguments, serialize
 from ...regularizers.expressions import Scaled
-from ...regularizers.identity import by_value, may_hide, names_of, plain, unpenalized
+from ...regularizers.identity import by_value, may_hide, names_of, plain, unpenalized, valued
 from ...regularizers.penalty import Penalized, who
 from ...regularizers.recorded import Recorded, recorded
 from ...regularizers.regularizer import Regularizer
@@ -47,7 +47,7 @@ def known(
 ) -> tuple[Method, Hyper] | None:
     """What computes a call on rows of plain scores like x, outside of transforms, and the tensors
     among its hyperparameters; None where it must be looked for. It may raise :class:`Missed`."""
-    if by_value(type(omega)):  # type: ignore[arg-type]
+    if valued(type(omega)):  # type: ignore[arg-type]
         found = from_value.method_of(omega, x, gamma, settings)
         return None if found is None else (found, ())
     return known_kernel(omega, x, gamma)

@@ -21,11 +21,11 @@ from ...optimality.problem import Problem
 from ...regularizers import curvature
 from ...regularizers.arguments import DTYPES
 from ...regularizers.errors import RegularizerError
-from ...regularizers.identity import by_value, state
+from ...regularizers.identity import state
 from ...regularizers.penalty import Penalized
 from ...regularizers.recorded import Recorded
 from ...regularizers.regularizer import Regularizer
-from ..rows import Rows, constant, prepare
+from ..rows import Rows, aligned, constant, prepare
 from .base import METHODS, Method, Missed, method, remember
 from .solver import Forward, Settings, by_solver, sampled
 from .traced import (
@@ -64,8 +64,6 @@ def method_of(
     :class:`Missed` where a row is not certified."""
     if type(x) not in transforms.PLAIN or not x.is_cpu or x.layout != torch.strided:
         return None
-    if not by_value(type(omega)):  # type: ignore[arg-type]
-        return None
     if not (omega.exact and asked() and transforms.plain()):
         return None
     if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
@@ -75,6 +73,9 @@ def method_of(
     if omega.entries not in (None, x.shape[-1]) or x.dtype not in DTYPES or not gamma > 0:
         return None
     tensors: list[Tensor] = []
+    inside = omega.tensors(fixed=True).values()
+    if omega.hyperparameters or any(t.dtype == torch.float32 for t in inside):
+        omega = aligned(omega, x.new_empty(1, dtype=F64).expand(x.shape), x.ndim - 1)
     key = state(omega, [], tensors), None, x.shape[-1], x.device
     recording = torch.is_grad_enabled()
     if not all(unlearnt(t, recording) for t in tensors):
@@ -107,8 +108,7 @@ def of_rows(
         key, kept, tensors = _key(rows, settings)
         assert key is not None
     found = METHODS.get(key)
-    fresh = found is None or (isinstance(found, int) and found < _TRIALS)
-    if fresh:
+    if found is None or (isinstance(found, int) and found < _TRIALS):
         with transforms.unhooked():
             found = _made(rows, kept, key[1] is not None) or (found or 0) + 1
         remember(key, found)
@@ -119,13 +119,10 @@ def of_rows(
         return None  # a tensor from outside is refused
     inputs, batched = found.inputs(tensors), key[1] is not None
     kernel = FromValue(found, settings, rows, key, inputs)
-    kernel.look = rows.dtype == F64 or not fresh
     if batched or any(t.requires_grad for t in inputs):
         return kernel, found.traced, [rows.gamma, *inputs]
-    kernel.theta, fixed = tuple(map(hyper, inputs)), found.fixed(tensors)
-    if not kernel.look and hasattr(found.kernel, "laid_out") and fixed.laid_out.template:
-        fixed.laid_out.template.soon(torch.float32)  # for the next call
-    return kernel, fixed.omega, [rows.gamma]
+    kernel.theta = tuple(map(hyper, inputs))
+    return kernel, found.fixed(tensors).omega, [rows.gamma]
 
 
 def again(omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Method, Hyper] | None:
@@ -222,7 +219,7 @@ def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | Non
             kernel = made_by(entry, inputs, x.shape[-1])
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
             made = TracedValue(kernel, traced, kept, y, others, [])
-            return compared(made, inputs, rows.dtype == F64, problem, by_reference(problem))
+            return compared(made, inputs, _dtype(rows), problem, by_reference(problem))
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows
@@ -237,6 +234,11 @@ def by_reference(problem: Problem) -> Forward:
         return by_solver(problem.omega, problem.z, problem.mask, QUIET, kinks=True)
 
 
+def _dtype(rows: Rows) -> torch.dtype:
+    """What a template computes in, for rows of this dtype in float64."""
+    return F64 if rows.dtype == F64 else torch.float32
+
+
 class FromValue(Kernel):
     """The kernel of a traced value, for these rows; the solver computes what it does not certify,
     and ``result`` says how. Without ``rows``, that is :class:`Missed`."""
@@ -244,10 +246,7 @@ class FromValue(Kernel):
     name = "from the value"
     dtypes = (torch.float64,)
     raw = False
-    theta: Hyper | None = None
-    """The inputs, where nothing learns."""
-    look = True
-    """For a template: not at a first call in float32, which would compile it in float64."""
+    theta: Hyper | None = None  # the inputs, where nothing learns
 
     def __init__(
         self,
@@ -259,6 +258,7 @@ class FromValue(Kernel):
     ) -> None:
         self.made, self.settings, self.rows, self.key = made, settings, rows, key
         self.inputs, self.recording = inputs or [], torch.is_grad_enabled()
+        self.dtype = F64 if rows is None else _dtype(rows)
         self.result: Forward | None = None
 
     def forward(
@@ -268,7 +268,7 @@ class FromValue(Kernel):
         if self.made.traced.entry.coupled and len(theta[-1]) > 1:
             raise Missed  # an H for each row
         tol = self.settings.tolerance(F64)
-        y, bound = self.made.kernel.solve(x, gamma, theta, mask, tol, self.look)
+        y, bound = self.made.kernel.solve(x, gamma, theta, mask, tol, self.dtype)
         missed = ~(bound <= tol)
         rows, self.rows = self.rows, None  # y keeps the kernel: it must not keep the rows
         if rows is None:
@@ -295,8 +295,8 @@ class FromValue(Kernel):
         self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         theta = theta if self.theta is None else self.theta
-        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(y, v, gamma, theta, hyper)
-        return found
+        given: Any = y, v, gamma, theta, hyper, self.dtype
+        return self.made.kernel.backward(*given)  # type: ignore[no-any-return]
 
     def forward_after(
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper, mask: Tensor | None
@@ -305,7 +305,7 @@ class FromValue(Kernel):
         if self.rows is None or not self.made.kernel.alike:
             return None
         tol = self.settings.tolerance(F64)
-        found = self.made.kernel.solve_after(step, x, gamma, lam, theta, mask, tol)
+        found = self.made.kernel.solve_after(step, x, gamma, lam, theta, mask, tol, self.dtype)
         if found is None:
             return None
         rows, self.rows = self.rows, None
@@ -321,7 +321,7 @@ class FromValue(Kernel):
         theta = theta if self.theta is None else self.theta
         if not self.made.kernel.alike:
             return None
-        given = y, v, gamma, lam, theta, part, hyper
+        given = y, v, gamma, lam, theta, part, hyper, self.dtype
         found: tuple[Tensor, Hyper | None] | None = self.made.kernel.backward_after(step, *given)
         return found
 

@@ -251,7 +251,7 @@ def _by_value(rows: Rows, settings: Settings) -> tuple[Tensor, bool] | None:
         return None
     found = made[0].made
     at = found.fixed(list(omega.tensors(fixed=True).values())).laid_out
-    if at.template is None:
+    if at.template is None or not at.template.alike:
         return None
     with contextlib.suppress(Missed):
         z = at.moved(flat(x), numbered(1.0, x)).view(x.shape)

@@ -133,10 +133,10 @@ class Fixed:
 
 
 def compared(
-    made: TracedValue, inputs: list[Tensor], look: bool, problem: Problem, solved: Forward
+    made: TracedValue, inputs: list[Tensor], dtype: torch.dtype, problem: Problem, solved: Forward
 ) -> TracedValue | str | None:
     """What was made, if its kernel agrees with the solver and with the derivatives of the value.
-    ``look``: for a template."""
+    ``dtype``: what a template computes in."""
     everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
     if contradicted(problem, solved.y, everywhere) is not None:
         return None
@@ -150,11 +150,12 @@ def compared(
         return "the slope of an entry's part of its value falls: Ω may not be convex"
     one = problem.z.new_ones(1)
     mask = None if problem.mask is None else some(problem.mask)
-    y, bound = made.kernel.solve(some(problem.z), one, theta, mask, look=look)
+    y, bound = made.kernel.solve(some(problem.z), one, theta, mask, dtype=dtype)
     assert solved.solved is not None
     known = some(solved.solved.certificate.error_bound.unsqueeze(-1)).squeeze(-1)
     both = (bound <= 1e-6) & (known <= 1e-6)
-    if bool((both & ~((y - some(solved.y)).norm(dim=-1) <= bound + known)).any()):
+    rounding = 0.0 if dtype == torch.float64 else torch.finfo(dtype).eps
+    if bool((both & ~((y - some(solved.y)).norm(dim=-1) <= bound + known + rounding)).any()):
         return "a kernel of its value gives other answers than the solver"
     y = solved.y
     if not bool(both.any()):

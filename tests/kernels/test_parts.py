@@ -1,5 +1,5 @@
-"""A linear term of a value, ⟨w, y⟩, moves the scores: numbers of entries cost what shared ones
-cost."""
+"""The parts of a value with numbers of entries: a linear term moves the scores, and a power has
+weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import regmax
 from regmax.kernels import reference
 from regmax.kernels.from_value import entrywise
 from regmax.kernels.from_value.inputs import varies
-from regmax.kernels.from_value.shift import shifted
+from regmax.kernels.from_value.parts import parted
+from regmax.kernels.from_value.weighted import Weighted
 
 D = 6
 Q = torch.tensor([0.3, 0.05, 0.2, 0.1, 0.25, 0.1], dtype=torch.float64)
@@ -30,34 +31,52 @@ MOVED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "product of differences": lambda y, q, a: ((q - 2 * y) * (q - y)).sum(-1),
     "linear": lambda y, q, a: (y**1.5).sum(-1) + (-y / q).sum(-1) + y @ q,
 }
+WEIGHTED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "weights": lambda y, q, a: (q * y**2).sum(-1),
+    "weights between": lambda y, q, a: (y * q * y).sum(-1) + (q * y).sum(-1),
+    "temperatures": lambda y, q, a: (q * torch.xlogy(y, y)).sum(-1),
+    "power of a product": lambda y, q, a: ((q * y) ** 1.5 + a * q * y).sum(-1),
+    "reverse KL": lambda y, q, a: -(q * (y / q).log()).sum(-1),
+    "chi square": lambda y, q, a: (q * (y / q - 1) ** 2).sum(-1),
+    "Hellinger": lambda y, q, a: (q * (4 - 4 * (y / q).sqrt() + 2 * (y / q - 1))).sum(-1),
+    "f-divergence": lambda y, q, a: (q * ((y / q) ** 1.3 - 1.3 * y / q + 0.3)).sum(-1) / a,
+}
 OTHER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "weights": lambda y, q: (q * y**2).sum(-1),
+    "two weights": lambda y, q: (q * y**2 + y**1.5).sum(-1),
+    "two scales": lambda y, q: ((y / q) ** 2 + y**1.5).sum(-1),
+    "product of two scales": lambda y, q: (y * (y / q + 1).log()).sum(-1),
     "logarithm of a sum": lambda y, q: (y * (y + q).log()).sum(-1),
     "power of a difference": lambda y, q: ((y - q) ** 4).sum(-1),
     "shared numbers": lambda y, q: (y**2 + 3 * y).sum(-1) + 0 * q.sum(),
 }
 
 
-@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize("name", MOVED | WEIGHTED)
 def test_value_is_that_of_the_parts(name: str) -> None:
     y = torch.linspace(0.05, 0.3, D, dtype=torch.float64).view(1, -1)
-    entry = entrywise(MOVED[name], y, [Q, A])
+    entry = entrywise((MOVED | WEIGHTED)[name], y, [Q, A])
     inputs = entry.inputs([Q, A])
-    found = shifted(entry, [varies(t, D) for t in inputs])
+    found = parted(entry, [varies(t, D) for t in inputs])
     assert found is not None
+    assert found.weighted == (name in WEIGHTED)
     assert not any(varies(inputs[k], D) for k in found.places)
     at = y.clone().requires_grad_()
     (expected,) = torch.autograd.grad(entry(at, *inputs).sum(), at)
-    parts = found.entry(at, *(inputs[k] for k in found.places)) + found.linear(*inputs) * at
+    w, a, b = (
+        1.0 * (k > 0) if part is None else part(*inputs)
+        for k, part in enumerate((found.linear, found.factor, found.scale))
+    )
+    parts = a * found.entry(b * at, *(inputs[k] for k in found.places)) + w * at
     (got,) = torch.autograd.grad(parts.sum(), at)
-    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+    off = got - expected  # but for a shared linear term
+    torch.testing.assert_close(off, off[:, :1].expand_as(off), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_other_numbers_of_entries_stay(name: str) -> None:
     y = torch.linspace(0.05, 0.3, D, dtype=torch.float64).view(1, -1)
     entry = entrywise(OTHER[name], y, [Q])
-    assert shifted(entry, [varies(t, D) for t in entry.inputs([Q])]) is None
+    assert parted(entry, [varies(t, D) for t in entry.inputs([Q])]) is None
 
 
 class _Own(regmax.Regularizer):
@@ -65,7 +84,7 @@ class _Own(regmax.Regularizer):
         self.name, self.q, self.a = name, q, a
 
     def value(self, y: Tensor) -> Tensor:
-        return MOVED[self.name](y, self.q, self.a)
+        return (MOVED | WEIGHTED)[self.name](y, self.q, self.a)
 
 
 @pytest.mark.parametrize("name", ["xlogy", "difference of logarithms", "kl_div", "entr"])
@@ -93,7 +112,44 @@ def test_kl_is_a_shifted_softmax(
         torch.testing.assert_close(at.grad.double(), own.grad.nan_to_num(0), rtol=0, atol=10 * near)
 
 
-@pytest.mark.parametrize("name", ["a number before it", "square of a difference"])
+@pytest.mark.parametrize("name", WEIGHTED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_weights_are_those_of_the_solver(name: str, dtype: torch.dtype, per_row: bool) -> None:
+    torch.manual_seed(3)
+    x = torch.cat([scale * torch.randn(8, D, dtype=dtype) for scale in (0.1, 3, 300)])
+    x[0], x[1], x[2, 1:], x[3] = 0.0, x[1].round(), -torch.inf, torch.softmax(x[3], -1)
+    x[4, 1] = torch.nextafter(x[4, 0], x[4, 1])
+    mask = torch.rand(24, D) < 0.8
+    mask[:, 0] = True
+    q = torch.randn(24, D, dtype=torch.float64).exp() if per_row else Q
+    layer = regmax.RegularizedMax(_Own(name, q, A), gamma=0.7)
+    near, v = (1e-7, 1e-5) if dtype == torch.float32 else (1e-12, 1e-7), torch.randn_like(x)
+    for on in (None, None, mask):  # the second call takes what the first one made
+        at, own = x.clone().requires_grad_(), x.double().requires_grad_()
+        with reference():
+            expected = layer(own, mask=on)
+            (along,) = torch.autograd.grad(expected, own, v.double())
+        y = layer(at, mask=on)
+        (got,) = torch.autograd.grad(y, at, v)
+        torch.testing.assert_close(y.double(), expected.detach(), rtol=0, atol=near[0])
+        size = 1 + along.abs().amax(-1, keepdim=True)
+        torch.testing.assert_close(got.double() / size, along / size, rtol=0, atol=near[1])
+
+
+@pytest.mark.parametrize("more", [0.0, 1e-14])
+def test_another_function_above_1_is_no_power(more: float) -> None:
+    def value(y: Tensor, q: Tensor) -> Tensor:
+        return (q * ((y / q) ** 2 + more * (y / q) ** 8)).sum(-1)
+
+    q = 0.01 * Q
+    entry = entrywise(value, Q.view(1, -1), [q])
+    parts = parted(entry, [varies(t, D) for t in entry.inputs([q])])
+    assert parts is not None
+    assert (Weighted(parts).template((q.view(1, -1),), True) is None) == (more > 0)
+
+
+@pytest.mark.parametrize("name", ["a number before it", "square of a difference", *WEIGHTED])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_gradients_of_both_parts(name: str, rows: int) -> None:
     torch.manual_seed(1)
@@ -106,9 +162,13 @@ def test_gradients_of_both_parts(name: str, rows: int) -> None:
     def call(x: Tensor, q: Tensor, a: Tensor) -> Tensor:
         return regmax.RegularizedMax(_Own(name, q, a))(x)
 
+    def gradients() -> tuple[Tensor, ...]:
+        loss = call(x, q, a).square().sum()
+        return torch.autograd.grad(loss, (x, q, a), materialize_grads=True)
+
     with reference():
-        expected = torch.autograd.grad(call(x, q, a).square().sum(), (x, q, a))
-    got = torch.autograd.grad(call(x, q, a).square().sum(), (x, q, a))
+        expected = gradients()
+    got = gradients()
     torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-8)
     assert torch.autograd.gradcheck(call, (x, q, a), atol=1e-6)
 
