@@ -52,7 +52,7 @@ class Template:
 
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
         """Jv/γ."""
-        theta, _kept = self.theta()
+        theta = self.fixed()
         if gamma.numel() == 1:
             return self._direct(y, gamma).backward(y, v, theta, None, False)[0]
         return self.rows.backward(y, v, gamma * self.scale, theta, None, False)[0]
@@ -72,8 +72,7 @@ class Template:
         part: Tensor | None, hyper: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Jv/γ of Ω + λR, and if ``hyper``, the derivative in λ."""
-        theta, _kept = self.theta()
-        given = lam / self.scale, *theta
+        given = lam / self.scale, *self.fixed()
         rows = chain(self.rows, step)
         dx, each = rows.backward(y, v, gamma * self.scale, given, part, hyper)
         return dx, None if each is None else each[0] / self.scale
@@ -85,6 +84,10 @@ class Template:
     def theta(self) -> tuple[Hyper, Callable[[], bool]]:
         """θ for a call, and whether it missed a row, which keeps alive what θ has addresses of."""
         raise NotImplementedError
+
+    def fixed(self) -> Hyper:
+        """θ for calls that miss no row; the template keeps alive what it has addresses of."""
+        return self.theta()[0]
 
     def _direct(self, x: Tensor, gamma: Tensor) -> DirectRows:
         """The kernel for rows like x, where γ is one number."""
@@ -136,11 +139,19 @@ class Implicit(Template):
         super().__init__()
         self.rows, self._table = rows, table  # of which the numbers have the address
         self._numbers = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        self._at = (_address(self._numbers),)
 
     def theta(self) -> tuple[Hyper, Callable[[], bool]]:
         numbers = self._numbers.clone()  # a call notes in it that it missed a row
-        at = torch.tensor((float(numbers.data_ptr()),), dtype=torch.float64, device="cpu")
-        return (at,), lambda: numbers[MISSED].item() > 0
+        return (_address(numbers),), lambda: numbers[MISSED].item() > 0
+
+    def fixed(self) -> Hyper:
+        return self._at
+
+
+def _address(t: Tensor) -> Tensor:
+    """The address of its numbers, as θ."""
+    return torch.tensor((float(t.data_ptr()),), dtype=torch.float64, device="cpu")
 
 
 def template_of(

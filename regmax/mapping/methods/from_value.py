@@ -62,9 +62,8 @@ def method_of(
 ) -> Method | None:
     """What an earlier call made for plain rows like x (``make``: or is made now). It raises
     :class:`Missed` where a row is not certified."""
-    if type(x) not in transforms.PLAIN or not x.is_cpu or x.layout != torch.strided:
-        return None
-    if not (omega.exact and asked() and transforms.plain()):
+    dense = type(x) in transforms.PLAIN and x.is_cpu and x.layout == torch.strided
+    if not (dense and omega.exact and asked() and transforms.plain()):
         return None
     if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
         return None
@@ -73,18 +72,19 @@ def method_of(
     if omega.entries not in (None, x.shape[-1]) or x.dtype not in DTYPES or not gamma > 0:
         return None
     tensors: list[Tensor] = []
-    inside = omega.tensors(fixed=True).values()
-    if omega.hyperparameters or any(t.dtype == torch.float32 for t in inside):
+    own = state(omega, [], tensors)
+    if omega.hyperparameters or any(t.dtype == torch.float32 for t in tensors):
         omega = aligned(omega, x.new_empty(1, dtype=F64).expand(x.shape), x.ndim - 1)
-    key = state(omega, [], tensors), None, x.shape[-1], x.device
+        tensors.clear()
+        own = state(omega, [], tensors)
+    key = own, None, x.shape[-1], x.device
     recording = torch.is_grad_enabled()
     if not all(unlearnt(t, recording) for t in tensors):
         return None
     found = METHODS.get(key)
     if make and found is None:
         with torch.no_grad():
-            rows = prepare(omega, x, gamma, -1, None, wide=True)
-            of_rows(rows, settings)
+            of_rows(prepare(omega, x, gamma, -1, None, wide=True), settings)
         found = METHODS.get(key)
     if not isinstance(found, TracedValue):
         return None
