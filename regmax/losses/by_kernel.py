@@ -20,7 +20,7 @@ from ..mapping.methods.kernel import numbers_of
 from ..mapping.methods.solver import Settings
 from ..mapping.methods.traced import Fixed
 from ..mapping.rows import HALF, aligned, flat
-from ..regularizers.identity import by_value, names_of
+from ..regularizers.identity import names_of, valued
 from ..regularizers.regularizer import Regularizer
 from .targets import F64, Target, omega_at
 
@@ -163,13 +163,13 @@ def from_its_value(
     vertex = target.vertex
     if vertex is None or target.spread is not None or target.epsilon is not None:
         return None
-    if type(gamma) is not float or x.dtype in HALF or not by_value(type(omega)):  # type: ignore[arg-type]
+    if type(gamma) is not float or x.dtype in HALF or not valued(type(omega)):  # type: ignore[arg-type]
         return None
     z = flat(x.detach().double())
     omega = omega if x.dtype == F64 else aligned(omega, z, -1)
     method = from_value.method_of(omega, z, gamma, settings, make=True)
     call: Any = None if method is None else method.direct
-    if call is None or not (call.fixed.kernel.sums and call.fixed.continuous):
+    if call is None or not call.fixed.continuous or call.fixed.entry.rest is not None:
         return None
     if x.shape[-1] > _VERTICES and not call.fixed.kernel.alike:
         return None
@@ -184,6 +184,8 @@ def from_its_value(
             sums[::2], dtype=F64, device=y.device
         )
         value = linear + gamma * torch.where(y.gather(1, k).squeeze(1) == 1, 0, change)
+        if not bool(value.isfinite().all()):
+            return None  # scores of −∞ and rows without an answer
         return value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
 
 

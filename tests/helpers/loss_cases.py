@@ -25,6 +25,13 @@ class Priced(regmax.Regularizer):
         return (self.w * y.square()).sum(-1) / 2
 
 
+class Cubic(regmax.Regularizer):
+    """Σ ½yᵢ² + yᵢ³/6, by its value alone."""
+
+    def value(self, y):
+        return (y.square() / 2 + y**3 / 6).sum(-1)
+
+
 def prices(d):
     return torch.linspace(1, 3, d, dtype=F64)
 
@@ -85,6 +92,7 @@ SOLVED = {  # found by a solver that knows the value of Ω
         lambda y: xlogy(y, y).sum() + gini(y),
         None,
     ),
+    "cubic": (lambda d: Cubic(), lambda y: (y * y / 2 + y**3 / 6).sum(), None),
     "priced": (
         lambda d: Priced(prices(d)),
         lambda y: (prices(len(y)).numpy() * y * y).sum() / 2,

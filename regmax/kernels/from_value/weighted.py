@@ -73,13 +73,16 @@ class Weighted:
         away = slope[0].item() - template.scale * at_one
         if not _constant(c):
             shift = away * c if shift is None else shift + away * c
-        shift = None if shift is None or _constant(shift) else shift
+        if shift is not None and _constant(shift, template.scale * c.amax().item()):
+            shift = None
         return _Rows(template, 1 / b, 1 / c, shift)
 
 
-def _constant(t: Tensor) -> bool:
-    """Whether all entries of a row have the same number, but for rounding."""
-    return bool((t.amax(-1) - t.amin(-1) <= _EPS * t.abs().amax(-1)).all())
+def _constant(t: Tensor, size: float = 0.0) -> bool:
+    """Whether all entries of a row have the same number, but for the rounding of numbers of this
+    size."""
+    most = t.abs().amax(-1).clamp_min(size)
+    return bool((t.amax(-1) - t.amin(-1) <= _EPS * most).all())
 
 
 class _Rows(Template):
