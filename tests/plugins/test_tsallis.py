@@ -114,3 +114,12 @@ def test_long_rows_in_float32(alpha: float) -> None:
     i = torch.arange(30_000)
     rows = [(i == 0) * 0.5, (i % 7) * 1e-3, normal(30_000), -i / 30_000, torch.zeros(30_000)]
     precision_checks.check_long_rows(lambda x: entmax(x, alpha=alpha), *rows)
+
+
+def test_a_million_scores_in_float32() -> None:
+    """Their sums in float32 would change the support."""
+    x = 1e-3 * normal(1 << 20).view(1, -1)
+    with regmax.kernels.reference():
+        y, expected = entmax(x.float(), alpha=1.5), entmax(x.float().double(), alpha=1.5)
+    near = 1e-7 * expected.amax().item()
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=near)
