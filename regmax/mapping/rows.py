@@ -136,6 +136,17 @@ class Rows:
             t = torch.where(self.spoilt, spoilt, t)
         return t
 
+    @property
+    def narrow(self) -> torch.dtype:
+        """The dtype in which a kernel from the value computes these rows, where it can."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def given(self, x: Tensor) -> Tensor:
+        """x, rows like these, in that dtype: in float32, the scores that the user gave if x is
+        these rows themselves."""
+        own = x.data_ptr() == self.x.data_ptr() and self.narrow == torch.float32
+        return (self.x + self.shift).view(x.shape).to(self.narrow) if own else x.to(self.narrow)
+
     def restore(self, y: Tensor) -> Tensor:
         """The user's layout and dtype."""
         return self.outer(self.fill(y)).to(self.dtype)

@@ -30,8 +30,8 @@ class Newton(Solver):
     Σ y log y. Its first derivative is right for every Ω, so it converges as Newton's method does.
     In the model τ is the root of a monotone function.
 
-    Between bounds a coupled Ω with an infinite slope at 0 takes its steps in scores
-    (:mod:`.mirror`). On the simplex, and in rows that the root does not solve, the step is
+    Between bounds a coupled Ω with an infinite slope at 0 takes its steps in scores, by
+    ``mirrored``. On the simplex, and in rows that the root does not solve, the step is
     J (z − ∇Ω(y)), J the matrix of Proposition 1, which backward reuses. If the slope of Ω is finite
     at 0, each iteration takes a few FISTA steps, which change the support, and then Newton steps on
     that support with one factorisation while they improve. A row keeps a Newton step only if its

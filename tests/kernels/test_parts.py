@@ -137,6 +137,19 @@ def test_weights_are_those_of_the_solver(name: str, dtype: torch.dtype, per_row:
         torch.testing.assert_close(got.double() / size, along / size, rtol=0, atol=near[1])
 
 
+@pytest.mark.parametrize("name", ["xlogy", "weights", "Hellinger"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_each_call_and_a_mask_give_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(5)
+    x, on = 3 * torch.randn(20, D, dtype=dtype), torch.rand(20, D) < 0.7
+    on[:, 0] = True
+    layer = regmax.RegularizedMax(_Own(name, Q + 0.01, A), gamma=0.1)
+    first = layer(x)
+    for _ in range(3):
+        assert torch.equal(layer(x), first)
+    assert torch.equal(layer(x, mask=on), layer(x.masked_fill(~on, -torch.inf)))
+
+
 @pytest.mark.parametrize("more", [0.0, 1e-14])
 def test_another_function_above_1_is_no_power(more: float) -> None:
     def value(y: Tensor, q: Tensor) -> Tensor:

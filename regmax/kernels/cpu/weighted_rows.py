@@ -57,11 +57,11 @@ def _forward(descriptions: list[Description], given: bool, number: float) -> Cal
 
     def forward(job: Any, like: Any) -> None:
         d = job[common.WIDTH]
-        wide, long = common.scratch_like(3, d, like), common.scratch(6, d)
+        wide, long = common.scratch_like(2, d, like), common.scratch(7, d)
         arrays = (
-            memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2), memory.row(long, 0),
-            memory.row(long, 1), memory.row(long, 2),
-            (_floats(long, 3), _floats(long, 4), _floats(long, 5)),
+            memory.row(wide, 0), memory.row(long, 0), memory.row(wide, 1), memory.row(long, 1),
+            memory.row(long, 2), memory.row(long, 3),
+            (_floats(long, 4), _floats(long, 5), _floats(long, 6)),
         )  # fmt: skip
         begin, end = common.take(job)
         while begin < end:
@@ -191,19 +191,19 @@ def _row(own: Description, at: int, others: Any) -> Any:
             here = simd.first(d - i)
             v = simd.load_part(scores, i, here, -np.inf)
             on = v >= least
-            simd.compress(kept, n, v, on)
+            simd.compress(kept, n, simd.wide(v) - top, on)
             simd.compress(sizes, n, simd.load_part(m, i, here, 1.0), on)
             simd.compress(rates, n, simd.load_part(rate, i, here, 1.0), on)
             n += simd.count(on)
-        simd.store(kept, n, simd.spread(lane, -np.inf))
+        simd.store(kept, n, none - np.inf)
         simd.store(sizes, n, none)
         simd.store(rates, n, none + 1.0)
         for i in range(0, n, LANES):
-            simd.store(z, i, (simd.wide(simd.load(kept, i)) - top) * scale)
+            simd.store(z, i, simd.load(kept, i) * scale)
         near, slack = 1e-8 if memory.size(like) == 4 else 1e-11, 8.0 * EPS * np.sqrt(np.float64(d))
         given = z, n, by, 1.0, 1.0, (sizes, rates)
         t = first(z, n, by, (sizes, rates), low, high, work)
-        t, tau, step, off = last(kept, top, scale, *given, t, low, high, near, slack)
+        t, tau, step, off = last(kept, 0.0, scale, *given, t, low, high, near, slack)
         if not (abs(off) <= slack and t + tau >= low):
             common.set_number(job, to + 1, 0, 1.0)
             return

@@ -73,9 +73,9 @@ class LaidOut:
         found.shift = w
         return found
 
-    def moved(self, x: Tensor, gamma: Tensor) -> Tensor:
-        """The scores of Σ e without its linear term, in float32 up to a constant of each row."""
-        return moved(x, gamma, self.shift)
+    def moved(self, x: Tensor, gamma: Tensor, exactly: bool = False) -> Tensor:
+        """The scores of Σ e without its linear term, as :func:`.parts.moved`."""
+        return moved(x, gamma, self.shift, exactly)
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -174,18 +174,18 @@ class NumbaKernel:
 
     def solve(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = NEAR,
-        dtype: torch.dtype = torch.float64,
+        scores: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """y, and a bound on the distance of each row to the maximiser, ``tol`` if that is possible;
-        +inf: not solved. ``dtype``: that of y by a template, whose rounding is not in the bound."""
+        +inf: not solved. ``scores``: x in the dtype that a template takes, up to a constant of each
+        row; the rounding of y to it is not in the bound."""
         given = self._of_call(theta, x, True)
-        x = given.moved(x, gamma)
         if given.template is not None and given.template.bound <= tol:
-            alike = given.template.alike  # weights may magnify the rounding of x
-            y, bound = given.template.forward(x.to(dtype) if alike else x, gamma, mask)
+            scores = given.moved(x if scores is None else scores, gamma)
+            y, bound = given.template.forward(scores, gamma, mask)
             if bound <= tol:
                 return y.double(), x.new_full((len(y),), bound)
-        y, bounds = self._solved(x, gamma, given, mask)
+        y, bounds = self._solved(given.moved(x, gamma), gamma, given, mask)
         return y, torch.frombuffer(bounds, dtype=torch.float64)
 
     def boxed(
@@ -201,14 +201,14 @@ class NumbaKernel:
 
     def solve_after(
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
-        mask: Tensor | None, tol: float, dtype: torch.dtype,
+        mask: Tensor | None, tol: float, scores: Tensor,
     ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
         """y of Ω + λR, and who takes part, None if all do; None where a row is not certified.
         ``step`` as in :func:`regmax.kernels.cpu.chain.chain`."""
         template = self._of_call(theta, x, True).template
         if template is None or template.bound > tol:
             return None
-        y, part, bound = template.forward_after(step, x.to(dtype), gamma, lam, mask)
+        y, part, bound = template.forward_after(step, scores, gamma, lam, mask)
         return (y.double(), part) if bound <= tol else None
 
     def backward_after(

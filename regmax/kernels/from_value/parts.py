@@ -68,15 +68,14 @@ class Parts(NamedTuple):
         return tuple(g.squeeze(-1) if t.ndim == 1 else g for g, t in zip(found, theta, strict=True))
 
 
-def moved(x: Tensor, gamma: Tensor, w: Tensor | None) -> Tensor:
-    """x − γw, in float32 up to a constant of each row."""
+def moved(x: Tensor, gamma: Tensor, w: Tensor | None, exactly: bool = False) -> Tensor:
+    """x − γw, up to a constant of each row unless ``exactly``."""
     if w is None:
         return x
-    shift = w * gamma.view(-1, 1)
-    if x.dtype == torch.float64:
-        return x - shift
+    if exactly:
+        return x - w * gamma.view(-1, 1)
     # relative to the largest score, and w to its least: those that count lose no digits
-    top = x.amax(-1, keepdim=True)
+    shift, top = w * gamma.view(-1, 1), x.amax(-1, keepdim=True)
     x = x - torch.where(top > -torch.inf, top, 0)
     return x.sub_((shift - shift.amin(-1, keepdim=True)).to(x.dtype))
 

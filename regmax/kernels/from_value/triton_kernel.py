@@ -68,10 +68,10 @@ class TritonKernel:
 
     def solve(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = 1e-8,
-        dtype: torch.dtype = torch.float64,
+        scores: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """y, and a bound on the distance of each row to the maximiser; +inf: not solved. There is
-        no template, and ``dtype`` is not used."""
+        no template, and ``scores`` are not used."""
         check_device(x)
         arrays = (gamma, *self._inputs.rows(theta))
         y, bound = x.new_empty(x.shape), x.new_empty(len(x))

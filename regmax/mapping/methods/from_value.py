@@ -219,7 +219,7 @@ def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | Non
             kernel = made_by(entry, inputs, x.shape[-1])
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
             made = TracedValue(kernel, traced, kept, y, others, [])
-            return compared(made, inputs, _dtype(rows), problem, by_reference(problem))
+            return compared(made, inputs, rows.narrow, problem, by_reference(problem))
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows
@@ -232,11 +232,6 @@ def by_reference(problem: Problem) -> Forward:
     """The answers of the solver in PyTorch."""
     with reference():
         return by_solver(problem.omega, problem.z, problem.mask, QUIET, kinks=True)
-
-
-def _dtype(rows: Rows) -> torch.dtype:
-    """What a template computes in, for rows of this dtype in float64."""
-    return F64 if rows.dtype == F64 else torch.float32
 
 
 class FromValue(Kernel):
@@ -258,7 +253,7 @@ class FromValue(Kernel):
     ) -> None:
         self.made, self.settings, self.rows, self.key = made, settings, rows, key
         self.inputs, self.recording = inputs or [], torch.is_grad_enabled()
-        self.dtype = F64 if rows is None else _dtype(rows)
+        self.dtype = F64 if rows is None else rows.narrow
         self.result: Forward | None = None
 
     def forward(
@@ -267,10 +262,11 @@ class FromValue(Kernel):
         theta = theta if self.theta is None else self.theta
         if self.made.traced.entry.coupled and len(theta[-1]) > 1:
             raise Missed  # an H for each row
-        tol = self.settings.tolerance(F64)
-        y, bound = self.made.kernel.solve(x, gamma, theta, mask, tol, self.dtype)
+        tol, rows = self.settings.tolerance(F64), self.rows
+        self.rows = None  # y keeps the kernel: it must not keep the rows
+        scores = x if rows is None else rows.given(x)
+        y, bound = self.made.kernel.solve(x, gamma, theta, mask, tol, scores)
         missed = ~(bound <= tol)
-        rows, self.rows = self.rows, None  # y keeps the kernel: it must not keep the rows
         if rows is None:
             if bool(missed.any()):
                 raise Missed
@@ -305,7 +301,8 @@ class FromValue(Kernel):
         if self.rows is None or not self.made.kernel.alike:
             return None
         tol = self.settings.tolerance(F64)
-        found = self.made.kernel.solve_after(step, x, gamma, lam, theta, mask, tol, self.dtype)
+        given = x, gamma, lam, theta, mask, tol, self.rows.given(x)
+        found = self.made.kernel.solve_after(step, *given)
         if found is None:
             return None
         rows, self.rows = self.rows, None

@@ -254,7 +254,7 @@ def _by_value(rows: Rows, settings: Settings) -> tuple[Tensor, bool] | None:
     if at.template is None or not at.template.alike:
         return None
     with contextlib.suppress(Missed):
-        z = at.moved(flat(x), numbered(1.0, x)).view(x.shape)
+        z = at.moved(flat(x), numbered(1.0, x), not bounds.fixed_total).view(x.shape)
         y, bound = _answer(found.kernel, at, z, bounds, rows.mask)
         made[0].compare(rows, y)
         return y, bool((bound <= settings.tolerance(y.dtype)).all())

@@ -150,7 +150,9 @@ def compared(
         return "the slope of an entry's part of its value falls: Ω may not be convex"
     one = problem.z.new_ones(1)
     mask = None if problem.mask is None else some(problem.mask)
-    y, bound = made.kernel.solve(some(problem.z), one, theta, mask, dtype=dtype)
+    y, bound = made.kernel.solve(
+        some(problem.z), one, theta, mask, scores=some(problem.z).to(dtype)
+    )
     assert solved.solved is not None
     known = some(solved.solved.certificate.error_bound.unsqueeze(-1)).squeeze(-1)
     both = (bound <= 1e-6) & (known <= 1e-6)
