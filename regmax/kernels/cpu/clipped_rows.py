@@ -58,13 +58,28 @@ def _forward(
     for own in reversed(descriptions):
         row = _row(own, at, each, row)
 
-    def forward(job: Any, like: Any) -> None:
-        d = job[common.WIDTH]
-        wide, long = common.scratch_like(3, d, like), common.scratch(6 if each else 2, d)
-        arrays = (
+    @njit
+    def rows_of(wide: Any, long: Any) -> Any:
+        return (
             memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2),
             memory.floats(memory.address_of(memory.row(long, 0))), memory.row(long, 1),
         )  # fmt: skip
+
+    return row_by_row(row, at, given, number, (3, 6 if each else 2), rows_of)
+
+
+def row_by_row(
+    row: Any, at: int, given: bool, number: float, counts: tuple[int, int], rows_of: Any
+) -> Callable[..., None]:
+    """``forward(job, like)`` that calls ``row`` for each row; θ is array ``at`` − 1 if it is
+    ``given``. ``rows_of`` takes scratch of the dtype of a row and of float64, of these ``counts``
+    of rows, and makes the scratch of ``row``."""
+    few, many = counts
+
+    def forward(job: Any, like: Any) -> None:
+        d = job[common.WIDTH]
+        wide, long = common.scratch_like(few, d, like), common.scratch(many, d)
+        arrays = rows_of(wide, long)
         begin, end = common.take(job)
         while begin < end:
             for r in range(begin, end):

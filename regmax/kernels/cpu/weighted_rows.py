@@ -17,7 +17,7 @@ import numpy as np
 
 from . import common, memory, simd
 from .clipped import doubles_at, root_of
-from .clipped_rows import last_steps
+from .clipped_rows import last_steps, row_by_row
 from .common import EPS
 from .jit import njit
 from .mapping import LARGEST
@@ -55,23 +55,15 @@ def _forward(descriptions: list[Description], given: bool, number: float) -> Cal
     for own in reversed(descriptions):
         row = _row(own, at, row)
 
-    def forward(job: Any, like: Any) -> None:
-        d = job[common.WIDTH]
-        wide, long = common.scratch_like(2, d, like), common.scratch(7, d)
-        arrays = (
+    @njit
+    def rows_of(wide: Any, long: Any) -> Any:
+        return (
             memory.row(wide, 0), memory.row(long, 0), memory.row(wide, 1), memory.row(long, 1),
             memory.row(long, 2), memory.row(long, 3),
             (_floats(long, 4), _floats(long, 5), _floats(long, 6)),
         )  # fmt: skip
-        begin, end = common.take(job)
-        while begin < end:
-            for r in range(begin, end):
-                own = common.number_at(job, at - 1, r) if given else number
-                row(job, r, like, common.number_at(job, 1, r), own, arrays)
-            begin, end = common.take(job)
-        memory.keep((wide, long))
 
-    return forward
+    return row_by_row(row, at, given, number, (2, 7), rows_of)
 
 
 @njit
@@ -80,13 +72,13 @@ def _floats(arrays: Any, k: int) -> Any:
 
 
 @njit
-def of_pointers(weights: Any, i: int) -> tuple[Any, Any]:
+def _of_pointers(weights: Any, i: int) -> tuple[Any, Any]:
     """m and 1/c of the entries from i on."""
     return simd.load(weights[0], i), simd.load(weights[1], i)
 
 
 @njit
-def of_vectors(weights: Any, i: int) -> tuple[Any, Any]:
+def _of_vectors(weights: Any, i: int) -> tuple[Any, Any]:
     """The same of sixteen entries."""
     return weights[0], weights[1]
 
@@ -113,10 +105,10 @@ def _sums(p: Any, at: Any) -> Any:
 def _row(own: Description, at: int, others: Any) -> Any:
     """A function of a row, which ``others`` compute if this description does not cover its θ."""
     p, covers, factor, zero, slope = own.inverse, own.covers, own.factor, own.zero, own.slope
-    few, root = (root_of(_sums(p, each), slope) for each in (of_vectors, of_pointers))
+    few, root = (root_of(_sums(p, each), slope) for each in (_of_vectors, _of_pointers))
     last, to = last_steps(root), at + 3
     quick, quick_slope = own.rough or (p, slope)
-    rough = root_of(_sums(quick, of_pointers), quick_slope)
+    rough = root_of(_sums(quick, _of_pointers), quick_slope)
 
     @njit
     def in_doubles(

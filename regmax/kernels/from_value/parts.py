@@ -22,7 +22,7 @@ from .tape import Ref, Step, Unknown, function, needed
 aten = torch.ops.aten
 Number = float | Ref
 """What does not depend on y."""
-_WIDE = Unknown("e has numbers of entries in more than a linear term")
+_WIDE = Unknown("e has numbers of entries elsewhere")
 
 
 class _Sum(NamedTuple):
