@@ -55,8 +55,8 @@ def mapping(
     if settings.solver == "auto":
         try:
             y = None
-            if domain is None and mask is None and dim == -1 and type(gamma) is float:
-                y = _known(choose.known, x, omega, x, gamma, settings)
+            if mask is None and dim == -1 and type(gamma) is float:
+                y = _known(choose.known, x, omega, x, gamma, settings, domain)
             if y is None:
                 y = _of_scores(omega, x, gamma, dim, mask, domain)
         except RuntimeError:  # from a tensor without strides or memory, which is named

@@ -81,6 +81,40 @@ def test_it_agrees_with_pytorch(name, kind):
             assert (off[same] <= 1e4 * eps).all(), (values, d, dtype, off, same)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", OMEGAS)
+def test_a_row_does_not_depend_on_the_rows_it_is_computed_with(name, dtype):
+    """Easy rows beside hard ones: scales, lattices, ties, ulps, vertices, wide supports, masks."""
+    rows, d = 40, 560
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, d, generator=generator, dtype=F64)
+    x = x * torch.logspace(-2, 4, rows, dtype=F64).unsqueeze(-1)
+    x[::5] = x[::5].round()
+    x[1::7] = 1 + x[1::7].sign() * torch.finfo(dtype).eps
+    x[2::11] = x[2::11, :1]
+    x[3], x[4], x[5, 20:] = x[3] * 1e30, x[4] * 1e-30, -torch.inf
+    x, mask = x.to(dtype), torch.rand(rows, d, generator=generator) > 0.2
+    omega = OMEGAS[name]()
+    if name == "by row":
+        omega = regmax.regularizer("tsallis", alpha=omega.alpha.repeat(rows // 5, 1))
+    for total, high in ((1.0, 0.1), (8.0, 1.0), (150.0, 0.9), (0.5, None)):
+        total = torch.full((rows, 1), total, dtype=dtype)
+        total[5] = total[5].clamp_max(5 * (high or 1))
+        layer = RegularizedMax(omega, domain=Simplex(total, upper=high))
+        y = layer(x, mask)
+        for r in range(rows):
+            own = omega
+            if name == "by row":
+                own = regmax.regularizer("tsallis", alpha=omega.alpha[r : r + 1])
+            alone = RegularizedMax(own, domain=Simplex(total[r : r + 1], upper=high))
+            assert torch.equal(alone(x[r : r + 1], mask[r : r + 1])[0], y[r]), (r, high)
+        with kernels.reference():
+            expected = RegularizedMax(omega, domain=Simplex(total.double(), upper=high))(
+                x.double(), mask
+            )
+        assert (y - expected).abs().amax() <= 500 * torch.finfo(dtype).eps
+
+
 def test_entries_at_a_bound_are_told_from_those_next_to_it():
     """y_1 is next to its cap: rounded, it does not reach it, as J would be another one."""
     x = torch.tensor([[1.0, 0.4000001, -0.2]], requires_grad=True)

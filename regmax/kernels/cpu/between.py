@@ -4,12 +4,13 @@ transport plans."""
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from torch import Tensor
 
 from ..base import Hyper
 from ..sources import written
-from .rows import CompiledRows, result
+from .rows import CompiledRows, DirectRows, result
 
 _SOURCE = """# {version}
 from regmax.kernels.cpu import clipped_rows, compiling
@@ -58,6 +59,10 @@ class Between(CompiledRows):
         found = self.base.rows(theta)
         return self if found is self.base else between(found, self.each)
 
+    def within(self, direct: DirectRows, bounds: tuple[Tensor, ...]) -> DirectBetween:
+        """``direct`` of the base with numbers l, u, k."""
+        return DirectBetween(self, direct.width, direct.gamma, direct.theta, bounds)
+
     def solve(
         self,
         x: Tensor,
@@ -87,6 +92,15 @@ class Between(CompiledRows):
         slopes = each or (None for _ in theta)
         self.rows(theta).run(1, y, v, gamma, *theta, *bounds, out, *slopes)
         return out, each if hyper else None
+
+
+class DirectBetween(DirectRows):
+    """:class:`Between` for fixed l, u, k. y is None where a row has no answer."""
+
+    def forward(self, x: Tensor, theta: Hyper) -> tuple[Any, Tensor | None]:
+        y, missed = result(x), self.gamma.new_zeros(1)
+        self.run(0, {0: x, self.at: y, self.at + 1: missed}, theta)
+        return None if missed.item() else y, None
 
 
 @functools.cache

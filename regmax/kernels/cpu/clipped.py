@@ -15,21 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from . import common, memory, simd
-from .common import EPS
+from . import common, simd
+from .common import EPS, doubles_at
+from .elementary import Either, absolute
 from .jit import njit
-from .simd import LANES, larger, select, smaller
+from .mapping import LARGEST
+from .root import last_of, root_of
+from .simd import LANES, highest, larger, one, select, smaller, spread, summed
 from .sixteen_rows import shifted
 from .threshold import Description
-
-STEPS = 400
-"""Every second one halves an interval of float64 numbers, of which there are 2^64."""
-
-
-@njit
-def doubles_at(job: Any, k: int, r: int) -> Any:
-    """A pointer to row r of the job's array k, of float64."""
-    return memory.doubles(job[5 + 2 * k] + 8 * r * job[6 + 2 * k])
 
 
 def bounds_at(each: bool) -> Any:
@@ -47,116 +41,95 @@ def bounds_at(each: bool) -> Any:
     return of_entries if each else of_row
 
 
-def sums_of(p: Any, at: Any, rest: Any = None) -> tuple[Any, Any]:
-    """y of a vector of entries, and sums of a row. ``rest``: as in a description."""
+def sums_of(p: Any, at: Any, rest: Any = None, scales: bool = False) -> tuple[Any, Any]:
+    """y of a vector of entries, and sums of a row. ``rest``, ``scales``: as in a description; with
+    ``scales``, these take p(z) instead of z, so that p is computed once for many τ."""
 
     @njit
-    def entry(u: Any, theta: Any, bounds: Any) -> Any:
+    def same(t: Any, theta: Any) -> Any:
+        return spread(theta, t)
+
+    @njit
+    def factor(t: Any, theta: Any) -> Any:
+        return p(0.0 - spread(theta, t), theta)[0]
+
+    @njit
+    def by_inverse(z: Any, t: Any, theta: Any, bounds: Any) -> Any:
         """y, p', and where they are between the bounds."""
         low, high, least, most = bounds
+        u = z - t
         v, dv = p(smaller(u, most), theta)
         below, above = u < most, u > least
-        v = select(below, select(above, larger(smaller(v, high), low), low), high)
-        return v, dv, below & above
+        return select(below, select(above, v, low), high), dv, below & above
+
+    @njit
+    def by_product(z: Any, c: Any, theta: Any, bounds: Any) -> Any:
+        low, high, _least, _most = bounds
+        v = z * c
+        below, above = v < high, v > low
+        return select(below, select(above, v, low), high), v, below & above
+
+    ready, entry = (factor, by_product) if scales else (same, by_inverse)
 
     @njit
     def sums(
-        z: Any, n: int, t: Any, theta: Any, bounds: Any, room: float
-    ) -> tuple[float, float, float, float]:
+        z: Any, n: int, t: Any, theta: Any, bounds: Any, room: Any
+    ) -> tuple[Any, Any, Any, Any]:
         """Σ (y − l) − room, Σ_F y, Σ_F p', and what rounding is relative to."""
-        none = simd.spread(theta, 0.0)
+        none, c = simd.spread(theta, 0.0), ready(t, theta)
         total, free, slopes = none, none, none
         for i in range(0, n, LANES):
             some = at(bounds, i)
-            v, dv, on = entry(simd.load(z, i) - t, theta, some)
+            v, dv, on = entry(simd.load(z, i), c, theta, some)
             total = total + (v - some[0])
             free, slopes = free + select(on, v, 0.0), slopes + select(on, dv, 0.0)
-        return simd.total(total) - room, simd.total(free), simd.total(slopes), np.inf
+        rate, least = summed(slopes, t), spread(t, np.inf)
+        return summed(total, t) - room, summed(free, t), rate, least
 
     @njit
     def sums_with_rest(
-        z: Any, n: int, t: Any, theta: Any, bounds: Any, room: float
-    ) -> tuple[float, float, float, float]:
+        z: Any, n: int, t: Any, theta: Any, bounds: Any, room: Any
+    ) -> tuple[Any, Any, Any, Any]:
         """The same, where entries next to 1 are 1 less ``rest``, which has more digits."""
-        none = simd.spread(theta, 0.0)
+        none, each = simd.spread(theta, 0.0), spread(theta, t)
         total, few, slopes = none, none, none
         for i in range(0, n, LANES):
             some = at(bounds, i)
-            u = simd.load(z, i) - t
-            v, dv, on = entry(u, theta, some)
+            u = simd.load(z, i)
+            v, dv, on = entry(u, each, theta, some)
             near = on & (v > 0.5)
             total = total + (select(near, none + 1.0, select(on, none, v)) - some[0])
-            few = few + select(near, 0.0 - rest(u, theta), select(on, v, none))
+            few = few + select(near, 0.0 - rest(u - each, theta), select(on, v, none))
             slopes = slopes + select(on, dv, 0.0)
-        slope = simd.total(slopes)
-        return simd.total(total) - room + simd.total(few), 0.0, slope, slope
+        rate, off = summed(slopes, t), summed(total, t) - room + summed(few, t)
+        return off, spread(t, -np.inf), rate, rate
 
-    return entry, sums if rest is None else sums_with_rest
-
-
-def root_of(sums: Any, slope: Any) -> Any:
-    """(z, n, θ, r, k, bounds, low, high, t, the tolerance of Σ y/k, that of τ) → τ and the last
-    step to it, where Σ (y − l) = r, from t, between ``low`` and ``high``; a lower bound on τ; and
-    Σ (y − l) − r after this step. ``sums``: as :func:`sums_of` makes them."""
-
-    @njit(apart=True)
-    def root(
-        z: Any, n: int, theta: Any, room: float, size: float, bounds: Any, low: float, high: float,
-        t: float, near: float, close: float,
-    ) -> tuple[float, float, float, float]:  # fmt: skip
-        width, before, step, off, unit = high - low, np.inf, 0.0, 0.0, size
-        for _ in range(STEPS):
-            off, free, slopes, least = sums(z, n, simd.spread(theta, t), theta, bounds, room)
-            unit, step = min(size, least), 0.0
-            if slopes > 0.0:
-                step, aim = off / slopes, free - off
-                if aim > 0.0:
-                    g, h = slope(simd.spread(theta, free), theta)
-                    a, _rest = slope(simd.spread(theta, aim), theta)
-                    step = simd.largest(g - a) / (simd.largest(h) * slopes)
-            if off > 0.0:
-                low = t
-            else:
-                high = t
-            far = abs(off)
-            if far <= 2.0 * EPS * unit or (far <= near * unit and (far >= before or near > 1e-10)):
-                break
-            if not high > low or (slopes > 0.0 and abs(step) <= close * abs(t)):
-                break
-            before = far
-            following = t + step
-            if slopes > 0.0 and low < following < high and abs(step) <= width:
-                width = 0.5 * abs(step)
-            else:
-                following, width = low + 0.5 * (high - low), 0.5 * (high - low)
-                if following <= low or following >= high:
-                    break
-            t = following
-        step = 0.0
-        if slopes > 0.0 and abs(off) <= 1e-6 * unit:
-            step, off = off / slopes, 0.0
-        return t, step, low, off
-
-    return root
+    return (ready, entry), sums if rest is None else sums_with_rest
 
 
 def values_of(entry: Any, at: Any) -> Any:
     """y at τ."""
+    ready, entry = entry
 
     @njit
-    def values(z: Any, n: int, theta: Any, t: float, step: float, bounds: Any, out: Any) -> None:
-        """y[:n] at τ and the last step to it. An entry that is not at a bound but for rounding
-        does not get there when it is rounded to the dtype of ``out``: J depends on it."""
-        like, each, along = simd.load(out, 0), simd.spread(theta, t), simd.spread(theta, step)
+    def values(z: Any, n: int, theta: Any, t: Any, step: Any, bounds: Any, out: Any) -> Any:
+        """y[:n] at τ and the last step to it; Σ min(y − l, u − y). An entry that is not at a bound
+        but for rounding does not get there when it is rounded to the dtype of ``out``: J depends on
+        it."""
+        like, inside, c = simd.load(out, 0), spread(theta, 0.0), ready(t, theta)
+        along = spread(theta, step)
         coarse, fine = simd.resolution(out), 4.0 * EPS
         for i in range(0, n, LANES):
             low, high, least, most = at(bounds, i)
-            v, dv, on = entry(simd.load(z, i) - each, theta, (low, high, least, most))
+            v, dv, on = entry(simd.load(z, i), c, theta, (low, high, least, most))
             moved = v - dv * along
             inner = larger(smaller(moved, high * (1.0 - coarse)), low * (1.0 + coarse))
             inner = select(moved < high * (1.0 - fine), inner, high)
             inner = select(moved > low * (1.0 + fine), inner, low)
-            simd.store(out, i, simd.like(like, select(on, smaller(inner, high), v)))
+            v = select(on, smaller(inner, high), v)
+            inside = inside + smaller(v - low, high - v)
+            simd.store(out, i, simd.like(like, v))
+        return summed(inside, t)
 
     return values
 
@@ -165,9 +138,12 @@ def corner_of(at: Any) -> Any:
     """y where the bounds alone make the sum: at a vertex, where τ is any number of an interval."""
 
     @njit
-    def corner(z: Any, n: int, zero: Any, room: float, slack: float, bounds: Any, y: Any) -> None:
-        """Put y[:n] at the nearest bounds, if they add up and some τ has each entry at its own."""
-        like, none = simd.load(y, 0), zero * 0.0
+    def corner(
+        z: Any, n: int, zero: Any, room: Any, slack: Any, bounds: Any, close: Any, y: Any
+    ) -> Any:
+        """Put y[:n] at the nearest bounds where they are ``close``, if they add up and some τ has
+        each entry at its own; the largest such τ, else −∞."""
+        like, none = simd.load(y, 0), spread(simd.load(z, 0), 0.0)
         over, under, sums = none + np.inf, none - np.inf, none
         for i in range(0, n, LANES):
             low, high, least, most = at(bounds, i)
@@ -176,15 +152,155 @@ def corner_of(at: Any) -> Any:
             over = smaller(over, select(up, s - most, np.inf))
             under = larger(under, select(up, none - np.inf, s - larger(least, zero)))
             sums = sums + select(up, high - low, 0.0)
-        alone = abs(simd.total(sums) - room) <= slack
-        if not (alone and -simd.largest(0.0 - over) >= simd.largest(under)):
-            return
+        most, last = 0.0 - highest(0.0 - over, room), highest(under, room)
+        there = close & (slack >= absolute(summed(sums, room) - room)) & (most >= last)
+        if simd.count(there) == 0:
+            return spread(room, -np.inf)
         for i in range(0, n, LANES):
             low, high, _least, _most = at(bounds, i)
             v = simd.wide(simd.load(y, i))
-            simd.store(y, i, simd.like(like, select(v - low > high - v, high, low)))
+            v = select(there, select(v - low > high - v, high, low), v)
+            simd.store(y, i, simd.like(like, v))
+        return select(there, most, -np.inf)
 
     return corner
+
+
+REACH, HALVES = 60.0, 1100
+"""How far τ moves for p(z) p(−τ): e^84, the largest p(z), is a number of float32, and above the
+bounds of y after that. And how many times an interval of float64 numbers is halved to have less."""
+
+
+def steps_of(own: Description, pick: Any, each: bool) -> tuple[Any, Any, Any]:
+    """``start`` and ``solve`` of the packed entries of a row, or of sixteen, and y of entries at a
+    number τ."""
+    p, slope, scales = own.inverse, own.slope, own.scales and not each
+    entry, sums = sums_of(p, pick, own.rest, scales)
+    root, values, corner = root_of(sums, slope), values_of(entry, pick), corner_of(pick)
+    coarse, slope_of = own.rough or (own.inverse, slope)
+    few = sums_of(coarse, pick, own.rest, scales)[1]
+    rough = root_of(few, slope_of)
+
+    @njit
+    def powered(v: Any, theta: Any) -> Any:
+        return p(smaller(v, 1.4 * REACH), theta)[0]
+
+    @njit
+    def powered32(like: Any, v: Any, theta: Any) -> Any:
+        return simd.wide(powered(simd.narrow(v), simd.narrow(theta)))
+
+    @njit
+    def powered64(like: Any, v: Any, theta: Any) -> Any:
+        return powered(v, theta)
+
+    last = last_of(root, Either(powered32, powered64), REACH) if scales else last_of(root)
+    wide = own.precise or each or own.root is not None
+
+    @njit
+    def in_doubles(
+        z: Any, n: int, rounded: Any, theta: Any, room: Any, total: Any, bounds: Any, low: Any,
+        high: Any, near: float,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        t, step, least, _off = root(z, n, theta, room, total, bounds, low, high, low, near, 1e-6)
+        return t + step, least
+
+    @njit
+    def in_floats(
+        z: Any, n: int, rounded: Any, theta: Any, room: Any, total: Any, bounds: Any, low: Any,
+        high: Any, near: float,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        if simd.is_number(low) and simd.count(low < -1e30) > 0:
+            return in_doubles(z, n, rounded, theta, room, total, bounds, low, high, near)
+        a, b, c, e = bounds
+        some = simd.narrow(a), simd.narrow(b), simd.narrow(c), simd.narrow(e)
+        by, begin = simd.narrow(theta), simd.narrow(low)
+        t, step, least, _off = rough(
+            rounded, n, by, simd.narrow(room), simd.narrow(total), some, begin, simd.narrow(high),
+            begin, near, 1e-6,
+        )  # fmt: skip
+        return simd.wide(t + step), simd.wide(least)
+
+    @njit
+    def in_products(
+        z: Any, n: int, rounded: Any, theta: Any, room: Any, total: Any, bounds: Any, low: Any,
+        high: Any, near: float,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        a, b, c, e = bounds
+        some = simd.narrow(a), simd.narrow(b), simd.narrow(c), simd.narrow(e)
+        by, size, most = simd.narrow(theta), simd.narrow(total), simd.narrow(room)
+        none = spread(size, 0.0)
+        for _ in range(HALVES):
+            middle = low + (high - low) * 0.5
+            far = (high - low > REACH) & (middle > low) & (high > middle)
+            base = select(far, middle, low)
+            for i in range(0, n, LANES):
+                simd.store(rounded, i, powered(simd.narrow(simd.load(z, i) - base), by))
+            if simd.count(far) == 0:
+                break
+            off = simd.wide(few(rounded, n, none, by, some, most)[0])
+            low = select(far & (off > 0.0), base, low)
+            high = select(far & simd.not_below(0.0 - off, 0.0), base, high)
+        end = simd.narrow(smaller(high - low, REACH))
+        t, step, least, _off = rough(rounded, n, by, most, size, some, none, end, none, near, 1e-6)
+        return low + simd.wide(t + step), low + simd.wide(least)
+
+    first = in_doubles if wide else in_products if scales else in_floats
+
+    @njit
+    def relative(kept: Any, n: int, top: Any, scale: Any, z: Any, rounded: Any) -> Any:
+        """z = (kept − top)·scale, also in float32, and the least of these, 0 included."""
+        smallest = spread(simd.load(z, 0), 0.0)
+        for i in range(0, n, LANES):
+            v = (simd.wide(simd.load(kept, i)) - top) * scale
+            simd.store(z, i, v)
+            simd.store(rounded, i, simd.narrow(v))
+            smallest = smaller(select(v > -LARGEST, v, 0.0), smallest)
+        return 0.0 - highest(0.0 - smallest, top)
+
+    @njit
+    def start(
+        kept: Any, n: int, top: Any, scale: Any, z: Any, rounded: Any, theta: Any, room: Any,
+        total: Any, bounds: Any,
+    ) -> Any:  # fmt: skip
+        """A lower bound on τ, from 32 entries of a row with the same bounds, 0 below, which may
+        add up to more than k."""
+        least = relative(kept, n, top, scale, z, rounded) - one(bounds[3], top)
+        least = least - (absolute(least) + 1.0) * 1e-6
+        high = 0.0 - one(slope(spread(theta, room * (0.5 / LANES)), theta)[0], top)
+        t = first(z, n, rounded, theta, room, total, bounds, least, high, 0.03)[1]
+        return t - (absolute(t) + 1.0) * 1e-5
+
+    @njit
+    def solve(
+        kept: Any, n: int, top: Any, scale: Any, z: Any, rounded: Any, theta: Any, row: Any,
+        room: Any, total: Any, bounds: Any, low: Any, near: float, y: Any,
+    ) -> Any:  # fmt: skip
+        """y[:n], from a lower bound on τ, −∞ if all entries are packed; 1 where it is the answer,
+        else 0. ``row``: how many entries are packed, the largest u, e'(0), and the tolerance of
+        Σ y."""
+        count, most, zero, slack = row
+        edge, least = (
+            slope(spread(theta, most), theta)[0],
+            relative(kept, n, top, scale, z, rounded),
+        )
+        least = least - one(edge, top)
+        least = least - (absolute(least) + 1.0) * 1e-6
+        high = 0.0 - one(slope(spread(theta, room / count), theta)[0], top)
+        bottom = select(low > -np.inf, low, least)
+        t = first(z, n, rounded, theta, room, total, bounds, bottom, high, 1e-3)[0]
+        t, tau, step, off = last(
+            kept, n, top, scale, z, theta, room, total, bounds, t, bottom, high, near, slack
+        )
+        inside, upper = values(z, n, theta, tau, step, bounds, y), tau
+        close = room * 1e-6 > inside
+        if simd.count(close) > 0:
+            if scales:
+                relative(kept, n, top + t / scale, scale, z, rounded)
+            upper = larger(corner(z, n, zero, room, slack, bounds, close, y), tau)
+        good = (slack >= absolute(off)) & (t + upper >= low)
+        return select(good, spread(t, 1.0), 0.0)
+
+    return start, solve, values
 
 
 def limits_of(own: Description, at: int, each: bool) -> tuple[Any, Any]:

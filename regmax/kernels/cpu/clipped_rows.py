@@ -2,7 +2,9 @@
 
 A row takes these steps: the two largest of its entries in each lane give a bound on τ, where all
 have the same bounds; the entries that may be above 0 are packed; the root is found in float32 where
-that will do, then in float64 on scores relative to it; y goes to its places.
+that will do, then in float64 on scores relative to it; y goes to its places. Rows with l = 0 and
+one u wait for others, and take these steps sixteen at a time
+(:mod:`regmax.kernels.cpu.sixteen_rows`).
 """
 
 from __future__ import annotations
@@ -12,13 +14,31 @@ from typing import Any
 
 import numpy as np
 
-from . import common, jacobian, memory, simd
-from .clipped import bounds_at, corner_of, doubles_at, limits_of, root_of, sums_of, values_of
-from .common import EPS
+from . import common, jacobian, memory, simd, sixteen_rows, tiles
+from .clipped import bounds_at, limits_of, steps_of
+from .common import EPS, doubles_at
 from .jit import njit
 from .mapping import LARGEST
-from .simd import LANES, larger, select, smaller
+from .simd import LANES, larger, smaller
+from .sixteen_rows import (
+    COUNT,
+    LOW,
+    MOST,
+    SCALE,
+    TAU,
+    THETA,
+    TOP,
+    TOTAL,
+    ZERO,
+    lane,
+    row_of,
+    shifted,
+)
 from .threshold import Description
+from .tiles import ROW, SIZE, WIDEST
+
+LONGEST = 512
+"""How many packed entries of a row fit in a tile."""
 
 
 def functions(
@@ -50,13 +70,16 @@ def _forward(
     to = at + 4
 
     @njit
-    def of_none(job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any) -> None:
+    def of_none(
+        job: Any, r: int, like: Any, gamma: float, theta: float, arrays: Any, group: Any
+    ) -> None:
         common.fill(common.rows_at(job, to, r, like), job[common.WIDTH], np.nan)
         common.set_number(job, to + 1, 0, 1.0)
 
-    row = of_none
+    row, rest, many = of_none, nothing, 0
     for own in reversed(descriptions):
-        row = _row(own, at, each, row)
+        row, rest = _row(own, many, at, each, row, rest)
+        many += _longest(own, each) > 0
 
     @njit
     def rows_of(wide: Any, long: Any) -> Any:
@@ -65,28 +88,49 @@ def _forward(
             memory.floats(memory.address_of(memory.row(long, 0))), memory.row(long, 1),
         )  # fmt: skip
 
-    return row_by_row(row, at, given, number, (3, 6 if each else 2), rows_of)
+    return row_by_row(row, rest, many, to, given, number, (3, 6 if each else 2), rows_of)
+
+
+def _longest(own: Description, each: bool) -> int:
+    """The longest row that waits for others."""
+    if own.rest is not None or each:
+        return 0
+    return LONGEST if own.scales else WIDEST if own.widest > 0 else 0
+
+
+@njit
+def apart_of(d: int) -> int:
+    """The distance of packed rows."""
+    return min(d, LONGEST) + 2 * LANES
+
+
+@njit
+def nothing(job: Any, like: Any, arrays: Any, group: Any) -> None:
+    """No rows wait."""
 
 
 def row_by_row(
-    row: Any, at: int, given: bool, number: float, counts: tuple[int, int], rows_of: Any
-) -> Callable[..., None]:
-    """``forward(job, like)`` that calls ``row`` for each row; θ is array ``at`` − 1 if it is
-    ``given``. ``rows_of`` takes scratch of the dtype of a row and of float64, of these ``counts``
-    of rows, and makes the scratch of ``row``."""
-    few, many = counts
+    row: Any, rest: Any, many: int, to: int, given: bool, number: float, counts: tuple[int, int],
+    rows_of: Any,
+) -> Callable[..., None]:  # fmt: skip
+    """``forward(job, like)`` that calls ``row`` for each row, and then ``rest`` for those that wait
+    in ``many`` rooms. θ is array 2 if it is ``given``, y array ``to``. ``rows_of`` takes scratch of
+    the dtype of a row and of float64, of these ``counts`` of rows, and makes that of ``row``."""
+    few, longs = counts
 
     def forward(job: Any, like: Any) -> None:
-        d = job[common.WIDTH]
-        wide, long = common.scratch_like(few, d, like), common.scratch(many, d)
-        arrays = rows_of(wide, long)
+        d, masked = job[common.WIDTH], common.given(job, to - 1)
+        wide, long = common.scratch_like(few, d, like), common.scratch(longs, d)
+        kept = sixteen_rows.rooms(many, apart_of(d), d, like, many > 0 and d <= WIDEST, masked)
+        arrays, group = rows_of(wide, long), sixteen_rows.group_of(many, kept)
         begin, end = common.take(job)
         while begin < end:
             for r in range(begin, end):
-                own = common.number_at(job, at - 1, r) if given else number
-                row(job, r, like, common.number_at(job, 1, r), own, arrays)
+                own = common.number_at(job, 2, r) if given else number
+                row(job, r, like, common.number_at(job, 1, r), own, arrays, group)
             begin, end = common.take(job)
-        memory.keep((wide, long))
+        rest(job, like, arrays, group)
+        memory.keep((wide, long, kept))
 
     return forward
 
@@ -106,120 +150,28 @@ def _scan(row: Any, d: int) -> Any:
     return best, second, simd.count(bad) > 0
 
 
-def last_steps(root: Any) -> Any:
-    """(scores, the largest, their factor, z, n, θ, r, k, bounds, t, an interval of τ, the tolerance
-    of Σ y/k, that of Σ y) → t, from which on τ is the root, τ, the last step to it, and Σ (y − l) −
-    r after it. z becomes the scores relative to t, which has few digits more than t where scores
-    are large."""
-
-    @njit
-    def last(
-        kept: Any, top: float, scale: float, z: Any, n: int, theta: Any, room: float, total: float,
-        bounds: Any, t: float, bottom: float, high: float, near: float, slack: float,
-    ) -> tuple[float, float, float, float]:  # fmt: skip
-        base, gap = top + t / scale, 1e-6 * (abs(t) + 1.0)
-        bottom, high = bottom - t - gap, high - t + gap
-        tau, step, off = 0.0, 0.0, 0.0
-        for _ in range(2):
-            for i in range(0, n, LANES):
-                simd.store(z, i, (simd.wide(simd.load(kept, i)) - base) * scale)
-            given = z, n, theta, room, total, bounds
-            tau, step, _below, off = root(*given, bottom, high, 0.0, near, 2.0 * EPS)
-            if abs(off) <= slack:
-                break
-            # scores so large that τ, next to one of them, is no number: from that one on
-            following = _nearest(kept, n, base + tau / scale)
-            moved = (following - base) * scale
-            bottom, high = bottom - moved, high - moved
-            base, t = following, (following - top) * scale
-        return t, tau, step, off
-
-    return last
-
-
-@njit
-def _nearest(row: Any, n: int, number: float) -> float:
-    """The entry that is nearest to a number."""
-    found = np.float64(row[0])
-    for i in range(n):
-        v = np.float64(row[i])
-        if abs(v - number) < abs(found - number):
-            found = v
-    return found
-
-
-def _row(own: Description, at: int, each: bool, others: Any) -> Any:
-    """A function of a row, which ``others`` compute if this description does not cover its θ."""
+def _row(
+    own: Description, place: int, at: int, each: bool, others: Any, rest: Any
+) -> tuple[Any, Any]:
+    """A function of a row, which ``others`` compute if this description does not cover its θ, and
+    one of the rows that wait, after which it calls ``rest``."""
     covers, factor, zero, slope, to = own.covers, own.factor, own.zero, own.slope, at + 4
-    pick, (limits, sum_of) = bounds_at(each), limits_of(own, at, each)
-    entry, sums = sums_of(own.inverse, pick, own.rest)
-    root, values, corner = root_of(sums, slope), values_of(entry, pick), corner_of(pick)
-    coarse, slope_of = own.rough or (own.inverse, own.slope)
-    rough, last = root_of(sums_of(coarse, pick, own.rest)[1], slope_of), last_steps(root)
-    wide = own.precise or each or own.root is not None
+    start, solve, values = steps_of(own, bounds_at(each), each)
+    limits, sum_of = limits_of(own, at, each)
+    widest, cap = _longest(own, each), 1.0 if own.rest else np.inf
 
     @njit
-    def in_doubles(
-        z: Any, n: int, rounded: Any, theta: Any, room: float, total: float, bounds: Any,
-        low: float, high: float, near: float,
-    ) -> tuple[float, float, float, float]:  # fmt: skip
-        return root(z, n, theta, room, total, bounds, low, high, low, near, 1e-6)
-
-    @njit
-    def in_floats(
-        z: Any, n: int, rounded: Any, theta: Any, room: float, total: float, bounds: Any,
-        low: float, high: float, near: float,
-    ) -> tuple[float, float, float, float]:  # fmt: skip
-        for i in range(0, n, LANES):
-            simd.store(rounded, i, simd.narrow(simd.load(z, i)))
-        a, b, c, e = bounds
-        some = simd.narrow(a), simd.narrow(b), simd.narrow(c), simd.narrow(e)
-        by = simd.narrow(theta)
-        return rough(rounded, n, by, room, total, some, low, high, low, near, 1e-6)
-
-    first = in_doubles if wide else in_floats
-
-    @njit
-    def start(
-        best: Any, second: Any, z: Any, rounded: Any, theta: Any, room: float, total: float,
-        bounds: Any,
-    ) -> float:  # fmt: skip
-        """A lower bound on τ, from 32 entries with the same bounds; −∞ if they do not reach k."""
-        low, cap, _, most = pick(bounds, 0)
-        some = select(best > -LARGEST, cap, 0.0) + select(second > -LARGEST, cap, 0.0)
-        if each or simd.largest(low) > 0.0 or not simd.total(some) > room * 1.001:
-            return -np.inf
-        simd.store(z, 0, best)
-        simd.store(z, LANES, second)
-        smallest = smaller(best, select(second > -LARGEST, second, 0.0))
-        smallest = select(best > -LARGEST, smallest, 0.0)
-        least = -simd.largest(0.0 - smallest) - simd.largest(most)
-        least -= 1e-6 * (abs(least) + 1.0)
-        high = -simd.largest(slope(simd.spread(theta, room / (2 * LANES)), theta)[0])
-        t = first(z, 2 * LANES, rounded, theta, room, total, bounds, least, high, 0.03)[2]
-        return t - 1e-5 * (abs(t) + 1.0)
-
-    @njit
-    def row(job: Any, r: int, like: Any, gamma: float, theta: float, arrays: Any) -> None:
-        if not covers(theta):
-            others(job, r, like, gamma, theta, arrays)
-            return
+    def alone(
+        job: Any, r: int, like: Any, scores: Any, top: float, scale: float, theta: float,
+        low: float, arrays: Any,
+    ) -> None:  # fmt: skip
+        """A row, from a lower bound on τ, −∞ if there is none."""
         d, blank, out = job[common.WIDTH], job[common.BLANK] != 0, common.rows_at(job, to, r, like)
-        copy, kept, y, rounded, z = arrays
-        scores = common.participants(job, r, to - 1, like, copy)
-        best, second, bad = _scan(scores, d)
-        top, total = np.float64(simd.largest(best)), common.number_at(job, at + 2, r)
-        if common.without_answer(bad, top, d, out):
-            return
-        none = simd.wide(simd.spread(best, 0.0))
-        by = none + theta
+        _, kept, y, rounded, z = arrays
+        by, total = simd.spread(simd.load(z, 0), theta), common.number_at(job, at + 2, r)
         bounds, lows, most = limits(job, r, scores, d, total, by, z)
         slack, room = 8.0 * EPS * total * np.sqrt(np.float64(d)), total - lows
-        low, scale = -np.inf, min(max(factor(theta) / gamma, 1.0 / LARGEST), LARGEST)
-        all_low, all_high, sound = room <= slack, False, gamma > 0.0 and total > 0.0
-        if sound and room > slack:
-            some, more = (simd.wide(best) - top) * scale, (simd.wide(second) - top) * scale
-            low = start(some, more, z, rounded, by, room, total, bounds)
+        all_low, all_high, sound = room <= slack, False, scale > 0.0 and total > 0.0
         if low == -np.inf:
             highs = sum_of(scores, d, bounds, by)
             all_high = highs <= total + slack
@@ -228,40 +180,158 @@ def _row(own: Description, at: int, each: bool, others: Any) -> Any:
             common.fill(out, d, np.nan)
             common.set_number(job, to + 1, 0, 1.0)
             return
-        near = 1e-8 if memory.size(like) == 4 else 1e-11
+        least, near = 0.0, 1e-8 if memory.size(like) == 4 else 1e-11
         for _ in range(2):  # the second time, all entries are kept
-            whole = low == -np.inf
             least = common.floor(scores, top, max(-(low + zero(theta)) / scale, 0.0))
             n = common.keep(scores, d, least, kept)
-            simd.store(kept, n, simd.spread(best, -np.inf))
-            smallest = none
-            for i in range(0, n, LANES):
-                v = (simd.wide(simd.load(kept, i)) - top) * scale
-                simd.store(z, i, v)
-                smallest = smaller(select(v > -LARGEST, v, 0.0), smallest)
+            simd.store(kept, n, simd.spread(simd.load(kept, 0), -np.inf))
             if all_low or all_high:
+                for i in range(0, n, LANES):
+                    simd.store(z, i, (simd.wide(simd.load(kept, i)) - top) * scale)
                 values(z, n, by, np.inf if all_low else -np.inf, 0.0, bounds, y)
                 break
-            bottom = low
-            if whole:
-                edge = simd.largest(slope(none + most, by)[0])
-                bottom = -simd.largest(0.0 - smallest) - edge
-                bottom -= 1e-6 * (abs(bottom) + 1.0)
-            high = -simd.largest(slope(none + room / n, by)[0])
-            t = first(z, n, rounded, by, room, total, bounds, bottom, high, 1e-4)[0]
-            given = z, n, by, room, total, bounds
-            t, tau, step, off = last(kept, top, scale, *given, t, bottom, high, near, slack)
-            values(z, n, by, tau, step, bounds, y)
-            corner(z, n, none + zero(theta), room, slack, bounds, y)
-            solved = abs(off) <= slack
-            if whole or (solved and t + tau >= low):
-                if not solved:
-                    common.set_number(job, to + 1, 0, 1.0)
+            size = 1.0 * n, most, zero(theta), slack
+            good = solve(
+                kept, n, top, scale, z, rounded, by, size, room, total, bounds, low, near, y
+            )
+            if good > 0.0:
+                break
+            if low == -np.inf:
+                common.set_number(job, to + 1, 0, 1.0)
                 break
             low = -np.inf
         common.place(scores, d, least, y, out, blank)
 
-    return row
+    @njit
+    def together(job: Any, like: Any, arrays: Any, group: Any) -> None:
+        """The rows that wait in a room, whose 32 largest entries (by lanes) are packed."""
+        d, blank = job[common.WIDTH], job[common.BLANK] != 0
+        apart = apart_of(d)
+        room, packed, tile, y, _, z, rounded = sixteen_rows.own(group, place, apart)
+        count, long = int(room[LANES * COUNT]), arrays[1]
+        for k in range(count, LANES):
+            for j in range(LOW):
+                room[LANES * j + k] = room[LANES * j]
+            for i in range(0, 2 * LANES, LANES):
+                simd.store(packed, k * apart + i, simd.load(packed, i))
+        top, scale, by = lane(room, TOP), lane(room, SCALE), lane(room, THETA)
+        most, total, none = lane(room, MOST), lane(room, TOTAL), simd.spread(top, 0.0)
+        bounds = none, most, none - np.inf, slope(most, by)[0]
+        m = tiles.columns(room, packed, apart, -np.inf, tile)
+        low = start(tile, m, top, scale, z, rounded, by, total, total, bounds)
+        simd.store(room, LANES * TAU, low)
+        for k in range(count):
+            r, edge = int(room[LANES * ROW + k]), room[LANES * TAU + k] + room[LANES * ZERO + k]
+            row = row_of(job, r, 1 + place * LANES + k, to, like, group)
+            least = common.floor(
+                row, room[LANES * TOP + k], max(-edge / room[LANES * SCALE + k], 0.0)
+            )
+            kept = shifted(packed, k * apart)
+            n = common.keep(row, d, least, kept if d <= LONGEST else long)
+            room[LANES * LOW + k] = least
+            if n > LONGEST:
+                n, kept[0], room[LANES * LOW + k] = 1, room[LANES * TOP + k], np.inf
+            elif d > LONGEST:
+                for i in range(0, n, LANES):
+                    simd.store(kept, i, simd.load(long, i))
+            room[LANES * SIZE + k] = n
+        for k in range(count, LANES):
+            packed[k * apart], room[LANES * SIZE + k] = room[LANES * TOP], 1
+        m = tiles.columns(room, packed, apart, -np.inf, tile)
+        size = lane(room, SIZE), most, lane(room, ZERO), total * (8.0 * EPS * np.sqrt(1.0 * d))
+        near = 1e-8 if memory.size(like) == 4 else 1e-11
+        good = solve(tile, m, top, scale, z, rounded, by, size, total, total, bounds, low, near, y)
+        simd.store(room, LANES * SIZE, good)
+        tiles.uncolumns(y, m, packed, apart)
+        for k in range(count):
+            r, least = int(room[LANES * ROW + k]), room[LANES * LOW + k]
+            row = row_of(job, r, 1 + place * LANES + k, to, like, group)
+            if least < np.inf and room[LANES * SIZE + k] > 0.0:
+                out = common.rows_at(job, to, r, like)
+                common.place(row, d, least, shifted(packed, k * apart), out, blank)
+            else:
+                own_low = room[LANES * TAU + k] if least == np.inf else -np.inf
+                alone(
+                    job, r, like, row, room[LANES * TOP + k], room[LANES * SCALE + k],
+                    room[LANES * THETA + k], own_low, arrays,
+                )  # fmt: skip
+        room[LANES * COUNT] = 0.0
+
+    fill = together if widest > 0 else nothing
+
+    @njit
+    def of_entries(
+        job: Any, r: int, like: Any, best: Any, second: Any, top: float, scale: float,
+        theta: float, arrays: Any, group: Any,
+    ) -> float:  # fmt: skip
+        return -np.inf
+
+    @njit
+    def of_row(
+        job: Any, r: int, like: Any, best: Any, second: Any, top: float, scale: float,
+        theta: float, arrays: Any, group: Any,
+    ) -> float:  # fmt: skip
+        total, many = common.number_at(job, at + 2, r), 0
+        if scale > 0.0 and common.number_at(job, at, r) == 0.0:
+            many = simd.count((simd.wide(best) - top) * scale > -LARGEST)
+            many += simd.count((simd.wide(second) - top) * scale > -LARGEST)
+        most = min(min(common.number_at(job, at + 1, r), total), cap)
+        if not most * many > total * 1.001:
+            return -np.inf
+        if job[common.WIDTH] <= widest:
+            apart = apart_of(job[common.WIDTH])
+            room, packed, _, _, _, _, _ = sixteen_rows.own(group, place, apart)
+            k = int(room[LANES * COUNT])
+            simd.store(packed, k * apart, best)
+            simd.store(packed, k * apart + LANES, second)
+            room[LANES * ROW + k], room[LANES * SIZE + k] = r, 2 * LANES
+            room[LANES * TOP + k], room[LANES * SCALE + k] = top, scale
+            room[LANES * THETA + k], room[LANES * ZERO + k] = theta, zero(theta)
+            room[LANES * MOST + k], room[LANES * TOTAL + k] = most, total
+            room[LANES * COUNT] = k + 1
+            if k + 1 == LANES:
+                fill(job, like, arrays, group)
+            return np.inf
+        _, kept, _, rounded, z = arrays
+        simd.store(kept, 0, best)
+        simd.store(kept, LANES, second)
+        by = simd.wide(simd.spread(best, theta))
+        none, cap_of = simd.spread(by, 0.0), simd.spread(by, most)
+        bounds = none, cap_of, none - np.inf, slope(cap_of, by)[0]
+        found: float = start(kept, 2 * LANES, top, scale, z, rounded, by, total, total, bounds)
+        return found if found > -np.inf else -np.inf
+
+    bound = of_entries if each else of_row
+
+    @njit
+    def row(
+        job: Any, r: int, like: Any, gamma: float, theta: float, arrays: Any, group: Any
+    ) -> None:
+        if not covers(theta):
+            others(job, r, like, gamma, theta, arrays, group)
+            return
+        d, copy, scale = job[common.WIDTH], arrays[0], -1.0
+        if d <= widest:
+            waits = int(sixteen_rows.own(group, place, 0)[0][LANES * COUNT])
+            copy = sixteen_rows.copy_of(job, 1 + place * LANES + waits, group)
+        scores = common.participants(job, r, to - 1, like, copy)
+        best, second, bad = _scan(scores, d)
+        top = np.float64(simd.largest(best))
+        if common.without_answer(bad, top, d, common.rows_at(job, to, r, like)):
+            return
+        if gamma > 0.0:
+            scale = min(max(factor(theta) / gamma, 1.0 / LARGEST), LARGEST)
+        low = bound(job, r, like, best, second, top, scale, theta, arrays, group)
+        if low != np.inf:
+            alone(job, r, like, scores, top, scale, theta, low, arrays)
+
+    @njit
+    def waiting(job: Any, like: Any, arrays: Any, group: Any) -> None:
+        if sixteen_rows.own(group, place, 0)[0][LANES * COUNT] > 0.0:
+            together(job, like, arrays, group)
+        rest(job, like, arrays, group)
+
+    return row, waiting if widest > 0 else rest
 
 
 def _backward(

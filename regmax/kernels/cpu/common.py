@@ -38,6 +38,12 @@ def rows_at(job: Any, k: int, r: int, like: Any) -> Any:
 
 
 @njit
+def doubles_at(job: Any, k: int, r: int) -> Any:
+    """A pointer to row r of the job's array k, of float64."""
+    return memory.doubles(job[_ARRAYS + 2 * k] + 8 * r * job[_ARRAYS + 2 * k + 1])
+
+
+@njit
 def number_at(job: Any, k: int, r: int) -> float:
     """The number of row r in the job's array k, which may hold one number for all rows."""
     return memory.doubles(job[_ARRAYS + 2 * k])[r * job[_ARRAYS + 2 * k + 1]]

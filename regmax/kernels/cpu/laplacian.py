@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import common, memory, simd
-from .clipped import doubles_at
-from .common import EPS
+from .common import EPS, doubles_at
 from .jit import njit
 from .simd import LANES, larger
 from .sixteen_rows import shifted

@@ -17,7 +17,7 @@ from . import common, jacobian, memory, simd, sixteen_rows
 from .jit import njit
 from .prox import LAMBDA, Prox, penalty, scratch
 from .simd import LANES
-from .sixteen_rows import APART, COUNT, NUMBERS, SCALE, THETA, TOP
+from .sixteen_rows import APART, COUNT, SCALE, THETA, TOP
 from .threshold import SOME, Description, equation
 from .tiles import ROW, SIZE
 
@@ -78,24 +78,13 @@ def _forward(
 
     def forward(job: Any, like: Any) -> None:
         d, masked = job[common.WIDTH], common.given(job, to - 1)
-        lanes, size = d <= longest, 1
-        if lanes:
-            size = LANES * APART
         wide, long = common.scratch_like(3, d, like), common.scratch(2, d)
-        rooms = memory.empty(1, (many * NUMBERS + 1) * LANES, np.float64)
-        entries, single = memory.empty(many + 4, size, like), memory.empty(2, size, np.float64)
-        copies = common.scratch_like(many * LANES + 1 if masked and lanes else 1, d, like)
-        for k in range(many):
-            memory.row(rooms, 0)[LANES * (NUMBERS * k + COUNT)] = 0.0
+        kept = sixteen_rows.rooms(many, APART, d, like, d <= longest, masked)
         rows = (
             memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2), memory.row(long, 0),
             memory.floats(memory.address_of(memory.row(long, 1))),
         )  # fmt: skip
-        group = (
-            memory.row(rooms, 0), memory.row(entries, 3), memory.row(entries, 0),
-            memory.row(entries, 1), memory.row(entries, 2), memory.row(single, 0),
-            memory.floats(memory.address_of(memory.row(single, 1))), memory.row(copies, 0),
-        )  # fmt: skip
+        group = sixteen_rows.group_of(many, kept)
         arrays = room_of(d, like)
         work = work_of(arrays)
         begin, end = common.take(job)
@@ -105,7 +94,7 @@ def _forward(
                 row(job, r, like, common.number_at(job, 1, r), own, rows, work, group)
             begin, end = common.take(job)
         rest(job, like, rows, work, group)
-        memory.keep((wide, long, rooms, entries, single, copies, arrays))
+        memory.keep((wide, long, kept, arrays))
 
     return forward
 
@@ -132,7 +121,7 @@ def _rows(
             others(job, r, like, gamma, theta, rows, work, group)
             return
         d, blank, copy = job[common.WIDTH], job[common.BLANK] != 0, 0
-        room, packed, _, _, _, _, _ = sixteen_rows.own(group, place)
+        room, packed, _, _, _, _, _ = sixteen_rows.own(group, place, APART)
         k, w = int(room[LANES * COUNT]), penalty(job, r, chained)
         waits = d <= widest
         if waits:
@@ -156,7 +145,7 @@ def _rows(
 
     @njit
     def waiting(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
-        if sixteen_rows.own(group, place)[0][LANES * COUNT] > 0.0:
+        if sixteen_rows.own(group, place, APART)[0][LANES * COUNT] > 0.0:
             together(job, like, rows, work, group)
         rest(job, like, rows, work, group)
 

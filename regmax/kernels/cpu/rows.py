@@ -162,19 +162,29 @@ class DirectRows(Direct):
     """``CompiledRows`` with jobs that lack only the arrays of a call."""
 
     def __init__(
-        self, kernel: CompiledRows, d: int, gamma: Tensor, theta: tuple[Tensor | None, ...]
+        self,
+        kernel: CompiledRows,
+        d: int,
+        gamma: Tensor,
+        theta: tuple[Tensor | None, ...],
+        bounds: tuple[Tensor, ...] = (),
     ) -> None:
-        self.kernel, self.gamma, self.theta = kernel, gamma, theta  # jobs hold addresses of these
+        self.kernel, self.width = kernel, d
+        self.gamma, self.theta, self.bounds = gamma, theta, bounds  # jobs hold addresses of these
         self.open = [k for k, t in enumerate(theta) if t is None]
         self.rows = kernel if self.open else kernel.rows(theta)  # type: ignore[arg-type]
-        self.last = 2 + len(theta)
-        given = [n for t in (gamma, *theta) for n in (0 if t is None else t.data_ptr(), 0)]
-        kind = ctypes.c_int64 * (15 + 2 * len(given))
+        given = [
+            n for t in (gamma, *theta, *bounds) for n in (t.data_ptr() if t is not None else 0, 0)
+        ]
+        self.at = 3 + len(theta) + len(bounds)
+        """The place of y; that of the gradient of x, where k is not given."""
+        self.end = self.at - bool(bounds)
+        kind = ctypes.c_int64 * (17 + 2 * len(given))
         self.jobs = kind(0, 0, 0, d, 0, 0, 0, *given), kind(0, 0, 0, d, 0, 0, 0, 0, 0, *given)
 
     def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
         y = result(x)
-        self.run(0, {0: x, 1 + self.last: y}, theta)
+        self.run(0, {0: x, self.at: y}, theta)
         return y, None
 
     def backward(
@@ -182,9 +192,9 @@ class DirectRows(Direct):
     ) -> tuple[Tensor, Hyper]:
         out = result(y)
         each = self.slopes(y) if hyper else ()
-        arrays = {0: y, 1: v, 1 + self.last: out}
+        arrays = {0: y, 1: v, self.end: out}
         for k, t in zip(self.open, each, strict=False):
-            arrays[2 + self.last + k] = t
+            arrays[1 + self.end + k] = t
         self.run(1, arrays, theta)
         return out, each
 

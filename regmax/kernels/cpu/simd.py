@@ -8,6 +8,10 @@ two of AVX2, four of SSE or NEON).
     v + w, v - 1.0, v * w, v / w, v > w  lane by lane; numbers are spread over the lanes
     store(a, i, v), compress(a, i, v, m), total(v), largest(v), select(m, v, w), count(m), …
 
+``select``, ``larger``, ``smaller``, ``count``, ``spread``, ``wide`` and ``narrow`` take numbers
+too: one text computes a row, whose numbers are numbers, and sixteen rows, whose numbers are lanes
+of vectors. ``summed``, ``highest`` and ``one`` make either of a vector.
+
 Exponentials and logarithms are in :mod:`regmax.kernels.cpu.elementary`.
 """
 
@@ -128,9 +132,14 @@ def first(typingctx: Any, n: Any) -> Any:
 
 @intrinsic
 def spread(typingctx: Any, like: Any, value: Any) -> Any:
-    """A vector of ``like``'s type with ``value`` in every lane."""
+    """A vector of ``like``'s type with ``value`` in every lane, or that value if ``like`` is a
+    number."""
+    if not isinstance(like, Vector):
+        return types.float64(like, value), lambda *given: _number(*given)
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if isinstance(value, Vector):
+            return args[1]
         return vectors.spread(
             builder, context.cast(builder, args[1], signature.args[1], like.dtype)
         )
@@ -138,9 +147,17 @@ def spread(typingctx: Any, like: Any, value: Any) -> Any:
     return like(like, value), code
 
 
+def _number(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """The last argument as a number."""
+    return context.cast(builder, args[-1], signature.args[-1], types.float64)
+
+
 def _vectors(context: Any, builder: Any, kinds: Any, args: Any) -> list[Any]:
-    """Two operands as vectors; one of them may be a number."""
-    like = next(kind for kind in kinds if isinstance(kind, Vector))
+    """Two operands as vectors; one of them may be a number. As numbers if both are."""
+    like = next((kind for kind in kinds if isinstance(kind, Vector)), None)
+    if like is None:
+        each = zip(args, kinds, strict=True)
+        return [context.cast(builder, arg, kind, types.float64) for arg, kind in each]
     return [
         arg
         if isinstance(kind, Vector)
@@ -150,14 +167,17 @@ def _vectors(context: Any, builder: Any, kinds: Any, args: Any) -> list[Any]:
 
 
 def _lanewise(make: Any, result: Any = None) -> Any:
-    """An intrinsic of two operands, one of which may be a number; ``make(builder, a, b)``."""
+    """An intrinsic of two operands, vectors or numbers; ``make(builder, a, b)``."""
 
     @intrinsic
     def operation(typingctx: Any, a: Any, b: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return make(builder, *_vectors(context, builder, signature.args, args))
 
-        return (result or (a if isinstance(a, Vector) else b))(a, b), code
+        found = next((kind for kind in (a, b) if isinstance(kind, Vector)), None)
+        if found is None:
+            return (types.boolean if result is MASK else types.float64)(a, b), code
+        return (result or found)(a, b), code
 
     return operation
 
@@ -218,15 +238,20 @@ for _sign, _make, *_result in (
 
 @intrinsic
 def select(typingctx: Any, m: Any, a: Any, b: Any) -> Any:
-    """a where m, else b; b may be a number."""
+    """a where m, else b; b may be a number, m and a if the other is one."""
+    numbers = not (isinstance(m, Vector) or isinstance(a, Vector))
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         m, v, w = args
-        if not isinstance(b, Vector):
+        if numbers:
+            v, w = (
+                context.cast(builder, arg, kind, types.float64) for arg, kind in ((v, a), (w, b))
+            )
+        elif not isinstance(b, Vector):
             w = vectors.spread(builder, context.cast(builder, w, b, a.dtype))
         return builder.select(m, v, w)
 
-    return a(m, a, b), code
+    return (types.float64 if numbers else a)(m, a, b), code
 
 
 @intrinsic
@@ -234,12 +259,15 @@ def total(typingctx: Any, v: Any) -> Any:
     """The sum of the 16 numbers, in some order."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        element = args[0].type.element
-        zero = ir.Constant(element, -0.0)
-        name = f"llvm.vector.reduce.fadd.{vectors.suffix(args[0].type)}"
-        return vectors.call(builder, name, element, zero, args[0], fastmath=("reassoc",))
+        return _total(builder, args[0])
 
     return v.dtype(v), code
+
+
+def _total(builder: Any, v: Any) -> Any:
+    name = f"llvm.vector.reduce.fadd.{vectors.suffix(v.type)}"
+    zero = ir.Constant(v.type.element, -0.0)
+    return vectors.call(builder, name, v.type.element, zero, v, fastmath=("reassoc",))
 
 
 @intrinsic
@@ -247,11 +275,45 @@ def largest(typingctx: Any, v: Any) -> Any:
     """The largest of the 16 numbers, of which none may be NaN."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        name = f"llvm.vector.reduce.fmax.{vectors.suffix(args[0].type)}"
-        element = args[0].type.element
-        return vectors.call(builder, name, element, args[0], fastmath=("nnan", "nsz"))
+        return _largest(builder, args[0])
 
     return v.dtype(v), code
+
+
+def _largest(builder: Any, v: Any) -> Any:
+    name = f"llvm.vector.reduce.fmax.{vectors.suffix(v.type)}"
+    return vectors.call(builder, name, v.type.element, v, fastmath=("nnan", "nsz"))
+
+
+def _of_row(reduced: Any) -> Any:
+    """An intrinsic of a vector and a number: what ``reduced(builder, v)`` makes of it; of vectors,
+    the first."""
+
+    @intrinsic
+    def found(typingctx: Any, v: Any, like: Any) -> Any:
+        if isinstance(like, Vector):
+            return v(v, like), lambda context, builder, signature, args: args[0]
+
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return context.cast(builder, reduced(builder, args[0]), v.dtype, types.float64)
+
+        return types.float64(v, like), code
+
+    return found
+
+
+@intrinsic
+def is_number(typingctx: Any, v: Any) -> Any:
+    """Whether v is a number, so that it is of a row."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.IntType(1)(not isinstance(v, Vector))
+
+    return types.boolean(v), code
+
+
+summed, highest = _of_row(_total), _of_row(_largest)
+one = _of_row(lambda builder, v: builder.extract_element(v, ir.IntType(32)(0)))
 
 
 @intrinsic
@@ -259,7 +321,9 @@ def count(typingctx: Any, m: Any) -> Any:
     """How many lanes of a mask are set."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return vectors.popcount(builder, args[0])
+        if isinstance(m, Vector):
+            return vectors.popcount(builder, args[0])
+        return builder.zext(args[0], ir.IntType(64))
 
     return types.int64(m), code
 
@@ -279,6 +343,8 @@ def sqrt(typingctx: Any, v: Any) -> Any:
 def _converted(target: types.Type, make: Any) -> Any:
     @intrinsic
     def conversion(typingctx: Any, v: Any) -> Any:
+        if not isinstance(v, Vector):
+            return types.float64(v), lambda *given: _number(*given)
         result = Vector(target)
 
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:

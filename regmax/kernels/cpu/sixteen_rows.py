@@ -23,11 +23,37 @@ from .threshold import Description
 from .tiles import LONGEST, ROW, SIZE
 
 APART = LONGEST + 2 * LANES
-"""The distance of the packed rows."""
-TOP, SCALE, THETA, LOW, TAU, COUNT = range(2, 8)
+"""The distance of the packed rows of a mapping on the simplex."""
+TOP, SCALE, THETA, ZERO, MOST, TOTAL, LOW, TAU, COUNT = range(2, 11)
 """The numbers of a lane: its row, how many entries are packed, the largest of them, the factor of
-the scores, θ, the bound of the packed entries, and τ. The last has the number of rows that wait."""
-NUMBERS = 8
+the scores, θ, e'(0), the upper bound of y and Σ y where these are not 1, the bound of the packed
+entries, and τ. The last has the number of rows that wait."""
+NUMBERS = 11
+
+
+@njit
+def rooms(many: int, apart: int, d: int, like: Any, lanes: bool, masked: bool) -> Any:
+    """Memory for :func:`group_of`, for rows of d scores that wait, if there are ``lanes``;
+    ``apart``: the distance of packed rows."""
+    size = LANES * apart if lanes else 1
+    return (
+        memory.empty(1, (many * NUMBERS + 1) * LANES, np.float64),
+        memory.empty(many + 4, size, like), memory.empty(2, size, np.float64),
+        common.scratch_like(many * LANES + 1 if masked and lanes else 1, d, like),
+    )  # fmt: skip
+
+
+@njit
+def group_of(many: int, kept: Any) -> Any:
+    """The pointers to ``many`` empty rooms and what they share, from :func:`rooms`."""
+    numbers, entries, single, copies = kept
+    for k in range(many):
+        memory.row(numbers, 0)[LANES * (NUMBERS * k + COUNT)] = 0.0
+    return (
+        memory.row(numbers, 0), memory.row(entries, 3), memory.row(entries, 0),
+        memory.row(entries, 1), memory.row(entries, 2), memory.row(single, 0),
+        memory.floats(memory.address_of(memory.row(single, 1))), memory.row(copies, 0),
+    )  # fmt: skip
 
 
 @njit
@@ -121,7 +147,7 @@ def together(
     @njit
     def together(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
         d, blank = job[common.WIDTH], job[common.BLANK] != 0
-        room, packed, tile, y, dy, z, rounded = own(group, place)
+        room, packed, tile, y, dy, z, rounded = own(group, place, APART)
         count, long = int(room[LANES * COUNT]), rows[0]
         for k in range(count, LANES):
             for j in range(LOW):
@@ -178,10 +204,10 @@ def together(
 
 
 @njit
-def own(group: Any, place: int) -> Any:
+def own(group: Any, place: int, apart: int) -> Any:
     """The numbers of a room's lanes and their packed rows; and tiles, which all rooms share."""
     rooms, packs, x, y, dy, z, rounded, _ = group
-    room, packed = shifted(rooms, place * NUMBERS * LANES), shifted(packs, place * LANES * APART)
+    room, packed = shifted(rooms, place * NUMBERS * LANES), shifted(packs, place * LANES * apart)
     return room, packed, x, y, dy, z, rounded
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from . import common, memory, simd
-from .clipped import bounds_at, doubles_at, root_of, sums_of, values_of
-from .common import EPS
+from .clipped import bounds_at, sums_of, values_of
+from .common import EPS, doubles_at
 from .jit import njit
 from .laplacian import TINY, axpy, dot, factored, largest, solved
+from .root import root_of
 from .simd import LANES, larger, select
 from .sixteen_rows import shifted
 from .threshold import Description

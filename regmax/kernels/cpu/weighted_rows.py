@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from . import common, memory, simd
-from .clipped import doubles_at, root_of
-from .clipped_rows import last_steps, row_by_row
-from .common import EPS
+from .clipped_rows import nothing, row_by_row
+from .common import EPS, doubles_at
 from .jit import njit
 from .mapping import LARGEST
-from .simd import LANES, larger, select, smaller
+from .root import last_of, root_of
+from .simd import LANES, larger, select, smaller, summed
 from .threshold import Description
 
 
@@ -48,7 +48,9 @@ def _forward(descriptions: list[Description], given: bool, number: float) -> Cal
     at = 2 + given
 
     @njit
-    def of_none(job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any) -> None:
+    def of_none(
+        job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any, group: Any
+    ) -> None:
         common.set_number(job, at + 4, 0, 1.0)
 
     row = of_none
@@ -63,7 +65,7 @@ def _forward(descriptions: list[Description], given: bool, number: float) -> Cal
             (_floats(long, 4), _floats(long, 5), _floats(long, 6)),
         )  # fmt: skip
 
-    return row_by_row(row, at, given, number, (2, 7), rows_of)
+    return row_by_row(row, nothing, 0, at + 3, given, number, (2, 7), rows_of)
 
 
 @njit
@@ -96,8 +98,8 @@ def _sums(p: Any, at: Any) -> Any:
             m, rate = at(weights, i)
             v, dv = p((simd.load(z, i) - t) * rate, theta)
             total, slopes = total + v * m, slopes + dv * (m * rate)
-        free = simd.total(total)
-        return free - room, free, simd.total(slopes), np.inf
+        free = summed(total, t)
+        return free - room, free, summed(slopes, t), np.inf
 
     return sums
 
@@ -106,7 +108,7 @@ def _row(own: Description, at: int, others: Any) -> Any:
     """A function of a row, which ``others`` compute if this description does not cover its θ."""
     p, covers, factor, zero, slope = own.inverse, own.covers, own.factor, own.zero, own.slope
     few, root = (root_of(_sums(p, each), slope) for each in (_of_vectors, _of_pointers))
-    last, to = last_steps(root), at + 3
+    last, to = last_of(root), at + 3
     quick, quick_slope = own.rough or (p, slope)
     rough = root_of(_sums(quick, _of_pointers), quick_slope)
 
@@ -114,8 +116,8 @@ def _row(own: Description, at: int, others: Any) -> Any:
     def in_doubles(
         z: Any, n: int, theta: Any, weights: Any, low: float, high: float, work: Any
     ) -> float:
-        t: float = root(z, n, theta, 1.0, 1.0, weights, low, high, low, 1e-4, 1e-6)[0]
-        return t
+        t, step, _, _ = root(z, n, theta, 1.0, 1.0, weights, low, high, low, 1e-3, 1e-6)
+        return t + step  # type: ignore[no-any-return]
 
     @njit
     def in_floats(
@@ -127,15 +129,18 @@ def _row(own: Description, at: int, others: Any) -> Any:
             simd.store(sizes, i, simd.narrow(simd.load(weights[0], i)))
             simd.store(rates, i, simd.narrow(simd.load(weights[1], i)))
         by = simd.narrow(theta)
-        t: float = rough(rounded, n, by, 1.0, 1.0, (sizes, rates), low, high, low, 1e-4, 1e-6)[0]
-        return t
+        given = rounded, n, by, 1.0, 1.0, (sizes, rates), low, high, low
+        t, step, _, _ = rough(*given, 1e-3, 1e-6)
+        return t + step  # type: ignore[no-any-return]
 
     first = in_doubles if own.precise else in_floats
 
     @njit
-    def row(job: Any, r: int, like: Any, gamma: float, theta: float, arrays: Any) -> None:
+    def row(
+        job: Any, r: int, like: Any, gamma: float, theta: float, arrays: Any, group: Any
+    ) -> None:
         if not covers(theta):
-            others(job, r, like, gamma, theta, arrays)
+            others(job, r, like, gamma, theta, arrays, group)
             return
         d, blank, out = job[common.WIDTH], job[common.BLANK] != 0, common.rows_at(job, to, r, like)
         copy, kept, y, z, sizes, rates, work = arrays
@@ -193,9 +198,9 @@ def _row(own: Description, at: int, others: Any) -> Any:
         for i in range(0, n, LANES):
             simd.store(z, i, simd.load(kept, i) * scale)
         near, slack = 1e-8 if memory.size(like) == 4 else 1e-11, 8.0 * EPS * np.sqrt(np.float64(d))
-        given = z, n, by, 1.0, 1.0, (sizes, rates)
         t = first(z, n, by, (sizes, rates), low, high, work)
-        t, tau, step, off = last(kept, 0.0, scale, *given, t, low, high, near, slack)
+        given = by, 1.0, 1.0, (sizes, rates), t, low, high
+        t, tau, step, off = last(kept, n, 0.0, scale, z, *given, near, slack)
         if not (abs(off) <= slack and t + tau >= low):
             common.set_number(job, to + 1, 0, 1.0)
             return

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...domains import Domain, Simplex, told
 from ...kernels import Kernel, transforms, wrappers
 from ...kernels.base import ASKED, Hyper
 from ...regularizers import arguments, serialize
@@ -35,7 +36,7 @@ from .kernel import (
     numbers_of,
     with_kernel,
 )
-from .on_domain import OnDomain, computed
+from .on_domain import Between, OnDomain, bounded, computed
 from .prox_then_base import ProxThenBase
 from .solver import Forward, Settings
 
@@ -43,26 +44,36 @@ from .solver import Forward, Settings
 
 
 def known(
-    omega: Regularizer, x: Any, gamma: float, settings: Settings
+    omega: Regularizer, x: Any, gamma: float, settings: Settings, domain: Domain | None
 ) -> tuple[Method, Hyper] | None:
     """What computes a call on rows of plain scores like x, outside of transforms, and the tensors
     among its hyperparameters; None where it must be looked for. It may raise :class:`Missed`."""
+    if domain is not None:
+        by_kernel = type(domain) is Simplex and not by_value(type(omega))  # type: ignore[arg-type]
+        return known_kernel(omega, x, gamma, domain) if by_kernel else None
     if valued(type(omega)):  # type: ignore[arg-type]
         found = from_value.method_of(omega, x, gamma, settings)
         return None if found is None else (found, ())
     return known_kernel(omega, x, gamma)
 
 
-def known_kernel(omega: Regularizer, x: Any, gamma: float) -> tuple[Method, Hyper] | None:
+def known_kernel(
+    omega: Regularizer, x: Any, gamma: float, domain: Domain | None = None
+) -> tuple[Method, Hyper] | None:
     """The same for an Ω with a kernel."""
     held = omega.__dict__
     if omega._parameters:
         held = {**held, **omega._parameters}
-    return known_by_name(type(omega), held, x, gamma, lambda: omega)
+    return known_by_name(type(omega), held, x, gamma, lambda: omega, domain)
 
 
 def known_by_name(
-    cls: Any, held: dict[str, Any], x: Any, gamma: float, make: Callable[[], Regularizer]
+    cls: Any,
+    held: dict[str, Any],
+    x: Any,
+    gamma: float,
+    make: Callable[[], Regularizer],
+    domain: Domain | None = None,
 ) -> tuple[Method, Hyper] | None:
     """:func:`known` of an Ω with a kernel, which ``make`` gives: of the class ``cls`` with
     attributes ``held``. None where Ω may depend on more than these."""
@@ -82,10 +93,19 @@ def known_by_name(
             item = None
         numbers.append(item)
     key = (cls, exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
+    if domain is not None:
+        limits = told(domain)
+        for t in limits:
+            if isinstance(t, Tensor):
+                return None
+        key = (*key, limits)
     try:
         found = METHODS[key]
     except KeyError:
         found = _by_kernel(make(), x, gamma)
+        if found is not None and isinstance(domain, Simplex):
+            inner = found.direct is not None and bounded(found.kernel, domain)
+            found = Between(found, domain.limits(x, -1), x) if inner else None
         remember(key, found)
     if found is None:
         return None

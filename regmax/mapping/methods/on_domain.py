@@ -27,7 +27,7 @@ from ...regularizers.penalty import Penalized, penalty_of, proxed, smooth_part, 
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, flat, numbered
 from . import from_value
-from .base import Method, Missed, method, reduced
+from .base import Method, Missed, method, reduced, wide
 from .closed_form import Computed
 from .kernel import kernel_of, numbers_of
 from .solver import Forward, Settings, on_domain
@@ -38,21 +38,25 @@ SUMS = 1e-8
 
 class Between(Method):
     """By the kernel of an Ω between bounds, for scores as the user gives them. ``limits``: l, u and
-    k for their rows, without gradients."""
+    k for their rows, without gradients; numbers where the method has ``direct``."""
 
     __slots__ = ("_bounds", "_limits")
 
     def __init__(self, method: Method, limits: tuple[Any, Any, Any], rows: Tensor) -> None:
         kernel, self._bounds = between(method.kernel, limits, rows)
-        super().__init__(kernel, method.omega, method.numbers)
+        direct = method.direct and kernel.within(method.direct, self._bounds)
+        super().__init__(kernel, method.omega, method.numbers, method.checks, direct)
         self._limits = limits
 
     def forward(
         self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        gamma, *theta = [numbered(t, x) for t in self.filled(tensors)]
-        on = None if mask is None else flat(wrappers.allocated(mask)).contiguous()
-        y = self.kernel.solve(flat(x), gamma, tuple(theta), self._bounds, on)
+        if self.direct is not None and mask is None:
+            y = self.direct.forward(flat(x), wide(tensors))[0]
+        else:
+            gamma, *theta = [numbered(t, x) for t in self.filled(tensors)]
+            on = None if mask is None else flat(wrappers.allocated(mask)).contiguous()
+            y = self.kernel.solve(flat(x), gamma, tuple(theta), self._bounds, on)
         if y is None:
             raise Missed
         return y.view(x.shape), None
@@ -64,7 +68,9 @@ class Between(Method):
         v: Tensor,
         tensors: Sequence[Tensor],
         wants: Sequence[bool],
-    ) -> tuple[Tensor, list[Tensor | None]]:
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        if self.direct is not None:
+            return super().backward(y, part, v, tensors, wants)
         gamma, *theta = [numbered(t, y) for t in self.filled(tensors)]
         v, low_high = flat(wrappers.allocated(v)), self._bounds[:2]
         given = gamma, tuple(theta), low_high, True in wants
