@@ -12,24 +12,6 @@ from regmax.kernels.cpu.simd import LANES
 
 
 @njit
-def scan(row: Any, d: int) -> Any:
-    """As ``cpu.scan``, and whether any entry is −inf."""
-    full = d - d % LANES
-    least = -simd.greatest(row)
-    rest = simd.first(d - full)
-    v = simd.load_part(row, full, rest, -np.inf)
-    best = simd.larger(v, -np.inf)
-    bad = simd.not_below(v, np.inf)
-    gap = (v < least) & rest
-    for i in range(0, full, LANES):
-        v = simd.load(row, i)
-        best = simd.larger(v, best)
-        bad = bad | simd.not_below(v, np.inf)
-        gap = gap | (v < least)
-    return best, simd.count(bad) > 0, simd.count(gap) > 0
-
-
-@njit
 def pack(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> int:
     """The n entries x_i > low, in their order, to kept[:n], and their i to index[:n]."""
     full = d - d % LANES
@@ -64,19 +46,6 @@ def pack_where(row: Any, mask: Any, d: int, lanes: Any, kept: Any, index: Any) -
         index[n] = i
         n += mask[i] != 0
     return n
-
-
-@njit
-def all_above(row: Any, d: int, low: float) -> bool:
-    """Whether all entries are above ``low``: mostly known after the first sixteen."""
-    full = d - d % LANES
-    on = simd.load_part(row, full, simd.first(d - full), np.inf) > low
-    i = 0
-    # ends: i grows
-    while i < full and simd.count(on) == LANES:
-        on = simd.load(row, i) > low
-        i += LANES
-    return simd.count(on) == LANES
 
 
 @njit
