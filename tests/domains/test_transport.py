@@ -1,4 +1,4 @@
-"""Plans with given sums of rows and columns: conic solvers, finite differences, and hard plans."""
+"""Plans with given sums of rows and columns: conic solvers and hard plans."""
 
 import pytest
 import torch
@@ -106,31 +106,6 @@ def test_each_plan_is_certified_and_has_its_sums(name):
         assert solution.error_bound.shape == (8,)
         assert solution.error_bound.max() <= 1e-8
         assert off(solution.y, domain) <= 1e-12
-
-
-@pytest.mark.parametrize("name", STANDARD)
-def test_derivatives_are_finite_differences(name):
-    omega = OMEGAS[name]()
-    x, gamma = numbers(2, 2, 2, 3, scale=1.5), torch.tensor([[[0.8]], [[1.1]]], dtype=F64)
-    rows, columns = sums(3, 2, 2, 1), numbers(4, 3)
-
-    def mapped(x, gamma, rows, columns):
-        total = rows.sum(-2, keepdim=True)
-        domain = Transport(rows, columns.softmax(-1) * total)
-        return RegularizedMax(omega, gamma, domain=domain)(x)
-
-    def maximum(x, gamma, rows, columns):
-        total = rows.sum(-2, keepdim=True)
-        domain = Transport(rows, columns.softmax(-1) * total)
-        return RegularizedMax(omega, gamma, domain=domain).max(x)
-
-    given = tuple(t.clone().requires_grad_() for t in (x, gamma, rows, columns))
-    assert gradcheck(mapped, given, atol=1e-5, fast_mode=True)
-    assert gradcheck(maximum, given, atol=1e-5, fast_mode=True)
-    assert gradgradcheck(mapped, given, atol=1e-4, fast_mode=True)
-    alone = x.clone().requires_grad_()
-    layer = RegularizedMax(omega, domain=Transport(rows))
-    assert gradgradcheck(layer, (alone,), atol=1e-4, fast_mode=True)
 
 
 def test_tensors_of_omega_get_their_gradients():
@@ -344,24 +319,9 @@ def test_the_kernel_and_the_closed_form_agree(name):
         assert torch.allclose(layer(x), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
-def test_forward_mode_and_transforms():
-    x, v, columns = numbers(26, 2, 4, 3), numbers(27, 2, 4, 3), sums(28, 3)
-
-    def mapped(x, columns):
-        columns = columns * 4 / columns.sum()
-        return RegularizedMax(OMEGAS["tsallis 1.5"](), domain=Transport(1.0, columns))(x)
-
-    for given, way in (((x,), (v,)), ((x, columns), (v, sums(29, 3)))):
-        f = lambda *t: mapped(t[0], columns if len(t) == 1 else t[1])  # noqa: E731
-        _, forward = torch.func.jvp(f, given, way)
-        jacobians = torch.autograd.functional.jacobian(f, given)
-        backward = sum(
-            torch.tensordot(jacobian, t, t.ndim) for jacobian, t in zip(jacobians, way, strict=True)
-        )
-        assert torch.allclose(forward, backward, rtol=0, atol=1e-10)
+def test_vmap_is_refused():
     with pytest.raises(NotImplementedError, match=r"not for torch\.vmap"):
-        torch.func.vmap(RegularizedMax(OMEGAS["gini"](), domain=Transport()))(x)
+        torch.func.vmap(RegularizedMax(OMEGAS["gini"](), domain=Transport()))(numbers(26, 2, 4, 3))
 
 
 def test_attention_is_computed_in_one_piece():
