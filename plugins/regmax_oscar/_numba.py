@@ -28,6 +28,7 @@ import numpy as np
 
 from regmax.kernels.cpu import common, memory, projection, simd
 from regmax.kernels.cpu.jit import njit
+from regmax.kernels.cpu.prox import HIGHEST
 from regmax.kernels.cpu.simd import LANES
 
 from ._blocks import blocks_of, certain, middle_from, push, spread
@@ -35,7 +36,6 @@ from ._order import FEW, by_comparison, by_digits
 from ._passes import count_above, levels, moments, pack, parts, scan, smallest, split, write
 
 CLOSE = 1.0 - 1e-9  # a margin for rounding in the certificate of one block
-HIGHEST = np.finfo(np.float64).max ** 0.5  # upper limit of γλ, so that products do not overflow
 
 
 @njit

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regmax.kernels.cpu import simd
+from regmax.kernels.cpu import common, simd
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
@@ -14,19 +14,12 @@ from regmax.kernels.cpu.simd import LANES
 @njit
 def pack(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> int:
     """The n entries x_i > low, in their order, to kept[:n], and their i to index[:n]."""
-    full = d - d % LANES
     n = 0
-    for i in range(0, full, LANES):
-        v = simd.load(row, i)
+    for i in range(0, d, LANES):
+        v = common.piece(row, i, d, -np.inf)
         on = v > low
         simd.compress(kept, n, v, on)
         simd.compress(index, n, simd.add_int(lanes, i), on)
-        n += simd.count(on)
-    if full < d:
-        v = simd.load_part(row, full, simd.first(d - full), -np.inf)
-        on = v > low
-        simd.compress(kept, n, v, on)
-        simd.compress(index, n, simd.add_int(lanes, full), on)
         n += simd.count(on)
     return n
 
@@ -51,18 +44,12 @@ def pack_where(row: Any, mask: Any, d: int, lanes: Any, kept: Any, index: Any) -
 @njit
 def keep(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> tuple[int, bool]:
     """As ``common.keep``, and their i to index[:n]; and whether any entry is −inf."""
-    full, least = d - d % LANES, -simd.greatest(row)
-    n, rest = 0, simd.first(d - full)
-    v = simd.load_part(row, full, rest, -np.inf)
-    gap = (v < least) & rest
-    for i in range(0, full, LANES):
-        u = simd.load(row, i)
-        on = u >= low
-        gap = gap | (u < least)
-        simd.compress(kept, n, u, on)
+    n, gaps, least = 0, -(-d % LANES), -simd.greatest(row)  # beyond the end are −inf too
+    for i in range(0, d, LANES):
+        v = common.piece(row, i, d, -np.inf)
+        on = v >= low
+        gaps += simd.count(v < least)
+        simd.compress(kept, n, v, on)
         simd.compress(index, n, simd.add_int(lanes, i), on)
         n += simd.count(on)
-    on = v >= low
-    simd.compress(kept, n, v, on)
-    simd.compress(index, n, simd.add_int(lanes, full), on)
-    return n + simd.count(on), simd.count(gap) > 0
+    return n, gaps > 0
