@@ -190,17 +190,6 @@ def solve(
     count."""
     start, mean, sides = groups
     start[at] = first
-    if n <= 2:  # most segments
-        a, b = np.float64(kept[first]) - top, np.float64(kept[first + n - 1]) - top
-        gap = (a - w * left) - (b - w * right)
-        if n == 1 or abs(gap) <= 2.0 * w:
-            mean[at], sides[at] = a + (b - a) / 2.0, -left - right
-            return at + 1
-        sign = 1 if gap > 0.0 else -1
-        start[at + 1] = first + 1
-        mean[at], mean[at + 1] = a, b
-        sides[at], sides[at + 1] = -left - sign, sign - right
-        return at + 2
     centre = mean_of(kept, first, n, top)
     # the partial sums of v − centre with pulled ends, minus their mean
     slope = w * (left + right) / n
