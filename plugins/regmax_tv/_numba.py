@@ -17,8 +17,51 @@ from regmax.kernels.cpu import common, memory, prox, simd
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
-from ._passes import keep, pack, pack_where
 from ._segment import mean_of, solve, value_of
+
+
+@njit
+def _pack(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> int:
+    """The n entries x_i > low, in their order, to kept[:n], and their i to index[:n]."""
+    n = 0
+    for i in range(0, d, LANES):
+        v = common.piece(row, i, d, -np.inf)
+        on = v > low
+        simd.compress(kept, n, v, on)
+        simd.compress(index, n, simd.add_int(lanes, i), on)
+        n += simd.count(on)
+    return n
+
+
+@njit
+def _pack_where(row: Any, mask: Any, d: int, lanes: Any, kept: Any, index: Any) -> int:
+    """As ``_pack``, the entries where mask is not 0."""
+    full = d - d % LANES
+    n = 0
+    for i in range(0, full, LANES):
+        on = simd.differ(simd.load(mask, i), 0)
+        simd.compress(kept, n, simd.load(row, i), on)
+        simd.compress(index, n, simd.add_int(lanes, i), on)
+        n += simd.count(on)
+    for i in range(full, d):
+        kept[n] = row[i]
+        index[n] = i
+        n += mask[i] != 0
+    return n
+
+
+@njit
+def _keep(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> tuple[int, bool]:
+    """As ``common.keep``, and their i to index[:n]; and whether any entry is −inf."""
+    n, gaps, least = 0, -(-d % LANES), -simd.greatest(row)  # beyond the end are −inf too
+    for i in range(0, d, LANES):
+        v = common.piece(row, i, d, -np.inf)
+        on = v >= low
+        gaps += simd.count(v < least)
+        simd.compress(kept, n, v, on)
+        simd.compress(index, n, simd.add_int(lanes, i), on)
+        n += simd.count(on)
+    return n, gaps > 0
 
 
 @njit
@@ -126,10 +169,10 @@ def kept_of(
     do entries."""
     index, place, _, _, others, _ = scratch
     low, lanes, members = common.floor(row, top, depth + 4.0 * w), simd.lanes(), d
-    n, gap = keep(row, d, low, lanes, kept, index)
+    n, gap = _keep(row, d, low, lanes, kept, index)
     if gap:
-        members = pack(row, d, -np.inf, lanes, others, place)
-        keep(others, members, low, lanes, kept, index)
+        members = _pack(row, d, -np.inf, lanes, others, place)
+        _keep(others, members, low, lanes, kept, index)
     return n, low, members, 2.0 * w
 
 
@@ -156,10 +199,10 @@ def averages(y: Any, v: Any, d: int, on: Any, given: bool, scratch: Any, ys: Any
     index, place, groups, _, members, _ = scratch
     lanes, m = simd.lanes(), d
     if given:
-        m = pack_where(y, on, d, lanes, members, place)
-        n = pack(members, m, 0.0, lanes, ys, index)
+        m = _pack_where(y, on, d, lanes, members, place)
+        n = _pack(members, m, 0.0, lanes, ys, index)
     else:
-        n = pack(y, d, 0.0, lanes, ys, index)
+        n = _pack(y, d, 0.0, lanes, ys, index)
     groups[0][0] = m  # for ``across``
     if n == 0:
         return 0
@@ -218,7 +261,7 @@ def whole(job: Any, like: Any) -> None:
             row, out, n = common.rows_at(job, 0, r, like), common.rows_at(job, 3, r, like), d
             if masked:
                 on = common.octets_at(job, 2, r)
-                n, row = pack_where(row, on, d, simd.lanes(), others, place), others
+                n, row = _pack_where(row, on, d, simd.lanes(), others, place), others
                 common.fill(out, d, 0.0)
             start, mean, sides = groups
             w, finite = common.number_at(job, 1, r), True
