@@ -13,6 +13,7 @@ from modes import (
     compiled,
     compiled_transforms,
     differences,
+    first,
     fourth,
     hessians,
     in_pytorch,
@@ -22,7 +23,7 @@ from modes import (
     repeated,
     solved,
 )
-from points import MASK, OMEGAS, OWN, POINTS, point
+from points import MASK, OMEGAS, OWN, POINTS, SOLVED, point
 
 # forward mode warns that it is in beta
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -30,6 +31,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 SOME = (
     "max of pnorm",
     "max of coupled",
+    "tsallis on simplex",
+    "max of entropy on at most",
+    "plans of tsallis",
     "loss of tv: distributions, mask",
     "loss of tsallis: indices, mask, smoothing",
     "loss of weighted: indices, mask, smoothing",
@@ -45,16 +49,20 @@ EXCEPT = {
     (repeated, "weighted + tv"),  # inference mode
     (mapped, "matrix"),
     (hessians, "max of coupled"),
+    *((mode, name) for name in POINTS if "plans" in name for mode in (mapped, batched)),
     *((mode, name) for name in ("matrix", "coupled") for mode in (jacobians, hessians)),
 }
-"""What is not offered: a matrix inside Ω where vmap runs its gradient."""
+"""What is not offered: a matrix inside Ω where vmap runs its gradient, and plans there."""
 PAIRS = [
     *((mode, name) for name in OMEGAS for mode in OMEGA),
     *((mode, name) for name in POINTS if name not in OMEGAS for mode in MADE),
-    *((batched, name) for name in DECLARED if not name.endswith("chunks") and "linear" not in name),
+    *((batched, name) for name in DECLARED if not any(k in name for k in ("chunks", "linear"))),
     *((recorded, name) for name in OMEGAS if name in DECLARED),
     *((mode, name) for name in SOME for mode in (jacobians, hessians, checkpointed)),
-    *((autocast, name) for name in SOME if not name.startswith("attention")),
+    *((mode, name) for name in SOLVED for mode in (first, jacobians)),
+    (mapped, "coupled on box"),
+    (jacobians, "tv on even simplex"),
+    *((autocast, name) for name in SOME if not name.startswith(("attention", "plans"))),
     *((broken, name) for name in ("weighted", "matrix", "attention of weighted")),
     *((fourth, name) for name in ("tsallis", "norm")),
 ]

@@ -29,32 +29,22 @@ def _whole(job: Any, k: int, shape: Any) -> Any:
 def task(job: Any) -> None:
     count, d, m = job[ROWS], job[_NODES], job[_EDGES]
     s = scratch(d, m)
-    v, near, step = _reals(job, 0, (count, d)), _reals(job, 1, (count, d)), _reals(job, 2, count)
-    mask = carray(memory.octets(job[_ARRAYS + 3]), (count, d))
-    weights = _reals(job, 4, m)
-    ends = (_whole(job, 5, m), _whole(job, 6, m))
-    arcs = (_whole(job, 7, d + 1), _whole(job, 8, 2 * m), _whole(job, 9, 2 * m))
-    way = _reals(job, 10, 2 * m)
-    out, ids = _reals(job, 11, (count, d)), _whole(job, 12, (count, d))
+    arrays = (
+        _reals(job, 0, (count, d)),
+        _reals(job, 1, (count, d)),
+        _reals(job, 2, count),
+        carray(memory.octets(job[_ARRAYS + 3]), (count, d)),
+        _reals(job, 4, m),
+        (_whole(job, 5, m), _whole(job, 6, m)),
+        (_whole(job, 7, d + 1), _whole(job, 8, 2 * m), _whole(job, 9, 2 * m)),
+        _reals(job, 10, 2 * m),
+        _reals(job, 11, (count, d)),
+        _whole(job, 12, (count, d)),
+    )
     # ends: the job's counter only grows
     while True:
         first = memory.fetch_add(job, job[STEP])
         last = min(first + job[STEP], count)
         if first >= last:
             return
-        do_rows(
-            job[_ASKED],
-            (first, last),
-            v,
-            near,
-            step,
-            mask,
-            job[_MASKED] != 0,
-            weights,
-            ends,
-            arcs,
-            way,
-            out,
-            ids,
-            s,
-        )
+        do_rows(job[_ASKED], first, last, job[_MASKED] != 0, arrays, s)

@@ -24,29 +24,15 @@ def scratch(d: int, m: int) -> Any:
 
 
 @njit
-def do_rows(
-    asked: int,
-    rows: Any,
-    v: Any,
-    near: Any,
-    step: Any,
-    mask: Any,
-    masked: bool,
-    weights: Any,
-    ends: Any,
-    arcs: Any,
-    way: Any,
-    out: Any,
-    ids: Any,
-    s: Any,
-) -> None:
-    """Write out[r] or ids[r] for the rows first … last − 1, ``rows`` = (first, last).
+def do_rows(asked: int, first: int, last: int, masked: bool, arrays: Any, s: Any) -> None:
+    """Write out[r] or ids[r] for the rows first … last − 1.
 
-    v, near, mask, out and ids are (R, d), step (R,). Arrays that the operation ``asked`` does not
-    need are not read.
+    ``arrays``: v, near, step (R,), mask, weights, ends, arcs, way, out and ids; rows are (R, d).
+    Those that the operation ``asked`` does not need are not read.
     """
+    v, near, step, mask, weights, ends, arcs, way, out, ids = arrays
     label = s[3][9]
-    for r in range(rows[0], rows[1]):
+    for r in range(first, last):
         for i in range(v.shape[1]):
             label[i] = -1 if masked and mask[r, i] == 0 else 0
         if asked == PROX:

@@ -200,21 +200,6 @@ def _uncompiled(
     v, near, step, on, weights, tails, heads, *arcs, way, out, ids = arrays
     from ._rows import do_rows, scratch  # loads numba
 
-    s = scratch(d, m)
+    given = v, near, step, on, weights, (tails, heads), tuple(arcs), way, out, ids
     with np.errstate(all="ignore"):
-        do_rows(
-            asked,
-            (0, count),
-            v,
-            near,
-            step,
-            on,
-            masked,
-            weights,
-            (tails, heads),
-            tuple(arcs),
-            way,
-            out,
-            ids,
-            s,
-        )
+        do_rows(asked, 0, count, masked, given, scratch(d, m))

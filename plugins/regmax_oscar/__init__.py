@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from torch import Tensor
 
 import regmax
 from regmax.kernels import Kernel, Lazy, ProxKernel
-from regmax.regularizers.penalty import compiled_means
 
 from .isotonic import isotonic_decreasing, kernel
 from .owl import OWL, CliqueTV, Ordered, low_when_masked, participating, ranks
@@ -36,11 +34,6 @@ class OrderedPairs(Ordered):
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
         return step * d
 
-    def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
-        ours = z.device.type == "cpu" and type(self).groups is OrderedPairs.groups
-        means = _means if ours and _tie_means() else None
-        return compiled_means(means, super().average, v, z, mask)
-
     def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
         ours = type(self) is OrderedPairs and type(base) is _gini()
         return KERNELS.get(x.device.type) if ours else None
@@ -55,25 +48,6 @@ class OrderedPairs(Ordered):
 
         i, j = np.triu_indices(y.size, 1)
         return cvxpy.sum(cvxpy.maximum(y[i], y[j])) if len(i) else cvxpy.Constant(0.0)
-
-
-@functools.cache
-def _tie_means() -> Callable[..., Any] | None:
-    """The numba kernel; None if numba is missing or cannot cache compiled code."""
-    try:
-        from ._ties_numba import tie_means
-    except (ImportError, RuntimeError):
-        return None
-    means: Callable[..., Any] = tie_means
-    return means
-
-
-def _means(z: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    out = torch.empty_like(z)
-    used = z.new_empty(0, 0, dtype=torch.bool) if mask is None else mask
-    compiled: Any = _tie_means()
-    compiled(v.numpy(), z.numpy(), used.numpy(), mask is not None, out.numpy())
-    return out
 
 
 @functools.cache

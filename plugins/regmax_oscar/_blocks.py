@@ -18,7 +18,7 @@ LONG = 128
 
 
 @njit
-def _push(
+def push(
     total: float,
     size: float,
     first: float,
@@ -89,13 +89,13 @@ def blocks_of(
     sums, sizes, value = blocks
     count = 0
     for k in range(ahead):
-        count = _push(values[k], 1.0, k, values[k] + mu * k, mu, count, sums, sizes, value)
+        count = push(values[k], 1.0, k, values[k] + mu * k, mu, count, sums, sizes, value)
     if middle:
         t = total / middle + mu * (ahead + 0.5 * (middle - 1))
-        count = _push(total, middle, ahead, t, mu, count, sums, sizes, value)
+        count = push(total, middle, ahead, t, mu, count, sums, sizes, value)
     for k in range(ahead, n):
         t = values[k] + mu * (k + middle)
-        count = _push(values[k], 1.0, k + middle, t, mu, count, sums, sizes, value)
+        count = push(values[k], 1.0, k + middle, t, mu, count, sums, sizes, value)
     first = 0.0
     mean, rank = 0.0, 0.0
     acc, scale = 0.0, 1.0 / gamma if fused else 1.0

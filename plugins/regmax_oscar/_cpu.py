@@ -1,4 +1,4 @@
-"""The kernel of Oscarmax, and the prox of OSCAR, on the CPU."""
+"""The kernel of Oscarmax, the prox of OSCAR, and isotonic regression, on the CPU."""
 
 from __future__ import annotations
 
@@ -46,3 +46,11 @@ class _Oscarmax(CompiledRows, ProxKernel):
 
 
 KERNEL = _Oscarmax("regmax_oscar._numba")
+_ISOTONIC = CompiledRows("regmax_oscar._numba", names=("isotonic",))
+
+
+def isotonic_rows(v: Tensor, mask: Tensor | None) -> Tensor:
+    """The decreasing regression of rows; masked entries are 0."""
+    z = result(v)
+    _ISOTONIC.run(0, v, mask, z)
+    return z

@@ -1,4 +1,4 @@
-r"""Oscarmax, the prox of OSCAR and their derivatives, compiled with numba.
+r"""Oscarmax, the prox of OSCAR and their derivatives, and isotonic regression, by numba.
 
     y = P_Δ(g/γ),  g the decreasing regression of x_[k] + μk,  μ = γλ,  k = 0, 1, … by rank
     J v = P v − mean(v_S) on the support S of y,  P the averages over its groups
@@ -28,14 +28,14 @@ import numpy as np
 
 from regmax.kernels.cpu import common, memory, projection, simd
 from regmax.kernels.cpu.jit import njit
+from regmax.kernels.cpu.prox import HIGHEST
 from regmax.kernels.cpu.simd import LANES
 
-from ._blocks import blocks_of, certain, middle_from, spread
+from ._blocks import blocks_of, certain, middle_from, push, spread
 from ._order import FEW, by_comparison, by_digits
 from ._passes import count_above, levels, moments, pack, parts, scan, smallest, split, write
 
 CLOSE = 1.0 - 1e-9  # a margin for rounding in the certificate of one block
-HIGHEST = np.finfo(np.float64).max ** 0.5  # upper limit of γλ, so that products do not overflow
 
 
 @njit
@@ -293,3 +293,50 @@ def backward(job: Any, like: Any) -> None:
             if hyper:
                 common.set_number(job, 5, r, dlam)
         begin, end = common.take(job)
+
+
+def isotonic(job: Any, like: Any) -> None:
+    """The decreasing regression of a row. The arrays are v, the mask and z; masked entries are 0,
+    and others NaN where one is not finite."""
+    d, masked = job[common.WIDTH], common.given(job, 1)
+    wide, whole = common.scratch(4, d), memory.empty(1, d, np.int32)
+    begin, end = common.take(job)
+    while begin < end:
+        for r in range(begin, end):
+            row, out = common.rows_at(job, 0, r, like), common.rows_at(job, 2, r, like)
+            on, place = common.octets_at(job, 1, r), memory.row(whole, 0)
+            x, sums = memory.row(wide, 0), memory.row(wide, 1)
+            sizes, value = memory.row(wide, 2), memory.row(wide, 3)
+            n, finite, count = 0, True, 0
+            for i in range(d):
+                out[i] = 0.0
+                if not masked or on[i] != 0:
+                    x[n], place[n] = np.float64(row[i]), i
+                    finite = finite and abs(x[n]) < np.inf
+                    n += 1
+            for k in range(n):
+                count = push(x[k], 1.0, k, x[k], 0.0, count, sums, sizes, value)
+            blocks, first, count = count, 0, 0
+            for b in range(blocks):  # from the entries; what rounding puts out of order is pooled
+                size = sizes[b]
+                t = _mean(x, first, int(size))
+                count = push(t * size, size, first, t, 0.0, count, sums, sizes, value)
+                first += int(size)
+            first = 0
+            for b in range(count):
+                t = value[b] + 0.0 if finite else np.nan
+                for k in range(first, first + int(sizes[b])):
+                    out[place[k]] = t
+                first += int(sizes[b])
+        begin, end = common.take(job)
+    memory.keep((wide, whole))
+
+
+@njit
+def _mean(x: Any, first: int, size: int) -> float:
+    """The mean of ``size`` entries = r + Σ (x_i − r)/size, r the first."""
+    total, lost = 0.0, 0.0
+    for k in range(first, first + size):
+        total, lost = common.added(total, lost, x[k] - x[first])
+    mean: float = x[first] + total / size
+    return mean

@@ -12,12 +12,12 @@ import numpy as np
 
 from regmax.kernels.cpu import common, memory, projection, simd, tiles
 from regmax.kernels.cpu.jit import njit
+from regmax.kernels.cpu.prox import HIGHEST
 from regmax.kernels.cpu.simd import LANES
 
 from ._network import BLOCK, sort
 from ._passes import count_above
 
-HIGHEST = np.finfo(np.float64).max ** 0.5  # upper limit of γλ, so that products do not overflow
 INDEX = 127
 """float64 holds a float32, and the place of an entry in the bits that this leaves 0."""
 

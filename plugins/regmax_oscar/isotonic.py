@@ -3,9 +3,9 @@ r"""Isotonic regression, the projection on the decreasing vectors,
     z = argmin_z 1/2 ||z - v||^2  subject to  z_1 >= z_2 >= .. >= z_d.
 
 The solution is constant on blocks B of neighbours, with z_B = mean(v_B).  On the CPU, rows are
-computed by the pool adjacent violators algorithm compiled with numba, O(d) a row
-(`_isotonic_numba`).  Elsewhere, and without numba, the reference implementation
-`isotonic_decreasing_reference` joins solved halves.
+computed by the pool adjacent violators algorithm compiled with numba, O(d) a row (`_numba`).
+Elsewhere, and without numba, the reference implementation `isotonic_decreasing_reference` joins
+solved halves.
 With x = -v, increasing solutions l of a left half and r of a right half are joined by pooling the
 entries of l above m and those of r below m, where
 
@@ -37,9 +37,9 @@ __all__ = ["isotonic_decreasing", "isotonic_decreasing_reference", "kernel"]
 
 @cache
 def _compiled() -> Callable[..., Any] | None:
-    """The numba kernel; None if numba is missing or cannot cache compiled code."""
+    """Compiled code; None if numba is missing."""
     try:
-        from ._isotonic_numba import isotonic_rows
+        from ._cpu import isotonic_rows
     except (ImportError, RuntimeError):
         return None
     rows: Callable[..., Any] = isotonic_rows
@@ -92,10 +92,8 @@ def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
     if rows is None:
         return isotonic_decreasing_reference(v, mask)
     x, m = _checked(v, mask)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    used = torch.empty((0, 0), dtype=torch.bool, device=x.device) if m is None else m.contiguous()
-    rows(x.contiguous().numpy(), used.numpy(), m is not None, out.numpy())
-    return out.reshape(v.shape)
+    z: Tensor = rows(x.contiguous(), None if m is None else m.contiguous())
+    return z.reshape(v.shape)
 
 
 def isotonic_decreasing_reference(v: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -11,9 +11,8 @@ from torch.nn.functional import pad
 
 import regmax
 from regmax.kernels import Kernel, Lazy, ProxKernel
-from regmax.regularizers.penalty import compiled_means
 
-from .chain import kernel, means, prox_chain_tv
+from .chain import kernel, prox_chain_tv
 
 KERNELS = Lazy(cpu="regmax_tv._cpu", cuda="regmax_tv._gpu")
 
@@ -77,13 +76,10 @@ class ChainTV(regmax.Penalty):
         u = -pad(t, (1, 1)).diff(dim=-1)
         return u if order is None else torch.zeros_like(u).scatter(-1, order, u)
 
-    def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
-        compiled = means(z) if type(self).groups is ChainTV.groups else None
-        return compiled_means(compiled, super().average, v, z, mask)
-
     def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
         ours = type(self) is ChainTV and type(base) is _gini()
-        return KERNELS.get(x.device.type) if ours else None
+        found = KERNELS.get(x.device.type) if ours else None
+        return found.before(base.kernel(x)) if isinstance(found, ProxKernel) else found
 
     def prox_kernel(self, x: Tensor) -> ProxKernel | None:
         found = KERNELS.get(x.device.type)

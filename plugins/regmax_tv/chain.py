@@ -27,7 +27,6 @@ attention", NeurIPS 2017, section 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -52,12 +51,6 @@ def _compiled() -> Any:
     except (ImportError, RuntimeError):
         return None
     return _cpu
-
-
-def means(z: Tensor) -> Callable[..., Tensor] | None:
-    """Compiled code for the means of v over the groups of z, or None."""
-    compiled = _compiled() if z.device.type == "cpu" else None
-    return None if compiled is None else compiled.means
 
 
 def kernel(v: Tensor) -> str:
@@ -123,10 +116,9 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
     x, w, m = _checked(v, weight, mask)
     if x.numel() == 0:
         return torch.zeros_like(v, requires_grad=False)
+    z: Tensor
     z = rows.whole_rows(x.contiguous(), w.contiguous(), None if m is None else m.contiguous())
-    bad = x == -torch.inf if m is None else (x == -torch.inf) & m
-    z = torch.where(bad.any(1, keepdim=True), torch.nan, z)
-    return (z if m is None else torch.where(m, z, 0)).reshape(v.shape)
+    return z.reshape(v.shape)
 
 
 def prox_chain_tv_reference(

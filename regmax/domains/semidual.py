@@ -94,9 +94,10 @@ class Laplacian:
 def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """α (B, n) and v (B, m) for which α_i + v_j is nearest to t (B, n, m) in the norm with weights
     s. Differentiable: with a fixed L, each round squares the error of the derivatives."""
-    learns = torch.is_grad_enabled() and (s.requires_grad or t.requires_grad)
+    moves = transforms.under_transform((s, t))  # in forward mode no tensor requires a gradient
+    learns = moves or (torch.is_grad_enabled() and (s.requires_grad or t.requires_grad))
     if not learns and s.device.type == "cpu" and s.dtype == t.dtype == torch.float64:
-        compiled = _compiled() if asked() and not transforms.under_transform((s, t)) else None
+        compiled = _compiled() if asked() else None
         if compiled is not None and len(s):
             return compiled(s, t)
     part = s / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
@@ -107,7 +108,7 @@ def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         return (part * u).sum(-1, keepdim=True)
 
     v = torch.zeros_like(t[:, 0])
-    for _ in range(4 if torch.is_grad_enabled() and s.requires_grad else 2):
+    for _ in range(4 if learns and (moves or s.requires_grad) else 2):
         left = t - v.unsqueeze(-2)
         each = s * (left - mean(left))
         size = (s * (left.detach().abs() + mean(left.detach().abs()))).detach().sum(-2)

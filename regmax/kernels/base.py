@@ -320,6 +320,10 @@ class ProxKernel(ABC):
         groups of y; and if ``hyper``, for v with ⟨v, 1⟩ = 0 on the support, −⟨w, u⟩, u ∈ ∂R(y),
         float64 (R,)."""
 
+    def before(self, base: Kernel) -> Kernel | None:
+        """The kernel of a base after this prox, where one function of rows computes both."""
+        return None
+
     def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
         """As :meth:`Kernel.compile`."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar, TypeGuard
 
 import torch
@@ -129,31 +129,6 @@ class Penalty(Operand, ABC):
         """Some element of ∂R(y), by autograd. All elements have the same mean over each group."""
         u: Tensor = torch.func.grad(lambda t: self.value(t, mask).sum())(y.detach())
         return u
-
-
-def compiled_means(
-    means: Callable[..., Tensor] | None,
-    reference: Callable[..., Tensor],
-    v: Tensor,
-    z: Tensor,
-    mask: Tensor | None,
-) -> Tensor:
-    """``means``(z, v, mask), compiled code of :meth:`~regmax.Penalty.average` for contiguous rows
-    (R, d), where nothing learns and no transform is active; else ``reference``(v, z, mask)."""
-    if (
-        means is None
-        or z.numel() == 0
-        or not v.dtype == z.dtype in (torch.float32, torch.float64)
-        or (torch.is_grad_enabled() and v.requires_grad)
-        or not (transforms.may_look(v) and transforms.may_look(z))
-        or transforms.under_transform((v, z))
-        or transforms.batched(v)
-    ):
-        return reference(v, z, mask)
-    d = z.shape[-1]
-    given = (None if t is None else t.detach().expand_as(z) for t in (z, v, mask))
-    rows = [None if t is None else t.reshape(-1, d).contiguous() for t in given]
-    return means(*rows).view(z.shape)
 
 
 def proxed(penalty: Penalty, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:

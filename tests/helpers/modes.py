@@ -63,6 +63,11 @@ def differences(p: Point) -> None:
     assert gradgradcheck(p.f, given, atol=1e-4, **more)
 
 
+def first(p: Point) -> None:
+    """First derivatives of reverse mode alone."""
+    assert gradcheck(p.f, leaves(p), eps=1e-5, atol=1e-4, fast_mode=True)
+
+
 def batched(p: Point) -> None:
     """Many vectors in one backward."""
     given = leaves(p)

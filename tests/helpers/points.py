@@ -130,6 +130,14 @@ OMEGAS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
         lambda c, p, lam: c * (pnorm(p) + lam * regmax.penalty("oscar")),
         (number(1.3), number(1.5), number(0.05)),
     ),
+    "divergence": (
+        lambda a, q: regmax.regularizer("divergence", alpha=a, prior=q),
+        (number(0.7), number(0.2, 0.5, 0.1, 0.4, 0.3)),
+    ),
+    "jensen_shannon": (
+        lambda q: regmax.regularizer("jensen_shannon", prior=q),
+        (number(0.2, 0.5, 0.1, 0.4, 0.3),),
+    ),
     "c entropy": (lambda c: c * regmax.regularizer("entropy"), (number(2.0),)),
     "gini + graph": (
         penalized("gini", "graph_tv", "weights", edges=EDGES),
@@ -189,6 +197,47 @@ LOSSES: dict[str, tuple[Tensor, Tensor | None, dict[str, Any]]] = {
         {"label_smoothing": 0.2, "weight": number(0.5, 1, 2, 0.7, 1.1)},
     ),
 }
+
+
+CAPS = torch.linspace(0.5, 0.8, 5, dtype=F64)
+LIMITS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "simplex": (
+        regmax.Simplex,
+        (column(1.7, 2.2, 0.9), torch.linspace(0.02, 0.1, 15, dtype=F64).view(3, 5), CAPS),
+    ),
+    "even simplex": (regmax.Simplex, (column(1.7, 2.2, 0.9), number(0.02), number(0.7))),
+    "at most": (regmax.AtMost, (column(1.7, 2.2, 0.9), CAPS)),
+    "box": (regmax.Box, (torch.linspace(0.02, 0.1, 5, dtype=F64), CAPS)),
+}
+"""Domains, and what they learn."""
+
+
+def on_domain(name: str, domain: str, maximum: bool = False) -> Point:
+    make, theta = OMEGAS[name]
+    limited, limits = LIMITS[domain]
+
+    def f(x: Tensor, gamma: Tensor, *given: Tensor) -> Tensor:
+        own = limited(*given[: len(limits)])
+        settings: dict[str, Any] = {"tol": 1e-12, "on_failure": "ignore"}
+        layer = RegularizedMax(make(*given[len(limits) :]), gamma, domain=own, **settings)
+        return layer.max(x) if maximum else layer(x)
+
+    x = away_from_kinks(lambda x: f(x, number(0.8), *limits, *theta).detach(), 3, 5)
+    return Point(f, (x, number(0.8), *limits, *theta))
+
+
+def plans(name: str, maximum: bool = False) -> Point:
+    """Two plans of 2 × 3, with sums that learn."""
+    make, theta = OMEGAS[name]
+
+    def f(x: Tensor, gamma: Tensor, rows: Tensor, columns: Tensor, *theta: Tensor) -> Tensor:
+        total = rows.sum(-2, keepdim=True)
+        domain = regmax.Transport(rows, columns.softmax(-1) * total)
+        layer = RegularizedMax(make(*theta), gamma, domain=domain)
+        return layer.max(x) if maximum else layer(x)
+
+    rows, gamma = (normal(2, 2, 1, seed=3) / 2).exp(), number(0.8, 1.1).view(2, 1, 1)
+    return Point(f, (1.5 * normal(2, 2, 3, seed=2), gamma, rows, normal(3, seed=4), *theta))
 
 
 def loss(name: str, how: str) -> Point:
@@ -264,6 +313,25 @@ POINTS: dict[str, Callable[[], Point]] = {
         for name in ("entropy", "gini", "pnorm", "tsallis", "tv", "gini + graph", "coupled")
     },
     **{
+        f"{name} on {domain}": functools.partial(on_domain, name, domain)
+        for name in ("entropy", "gini", "tsallis", "divergence", "jensen_shannon")
+        for domain in ("simplex", "at most", "box")
+    },
+    "tv on even simplex": functools.partial(on_domain, "tv", "even simplex"),
+    **{
+        f"max of {name} on {domain}": functools.partial(on_domain, name, domain, True)
+        for name, domain in (
+            ("gini", "simplex"),
+            ("entropy", "at most"),
+            ("tsallis", "box"),
+        )
+    },
+    **{
+        f"plans of {name}": functools.partial(plans, name)
+        for name in ("entropy", "gini", "tsallis", "c entropy")
+    },
+    "max of plans of tsallis": functools.partial(plans, "tsallis", True),
+    **{
         f"loss of {name}: {how}": functools.partial(loss, name, how)
         for name, how in (
             ("entropy", "indices, mask, smoothing"),
@@ -298,8 +366,18 @@ POINTS: dict[str, Callable[[], Point]] = {
     "attention of tsallis, chunks": functools.partial(attended, "tsallis", 3),
     "attention of entropy, chunks": functools.partial(attended, "entropy", 2),
 }
+SOLVED = {
+    f"{name} on {domain}": functools.partial(on_domain, name, domain)
+    for name, domain in (
+        ("coupled", "simplex"),
+        ("coupled", "at most"),
+        ("coupled", "box"),
+        ("pnorm", "at most"),
+    )
+}
+"""Where a solver is called for each difference."""
 
 
 @functools.cache
 def point(name: str) -> Point:
-    return POINTS[name]()
+    return (POINTS | SOLVED)[name]()

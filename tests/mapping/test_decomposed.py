@@ -510,29 +510,6 @@ def test_the_operations_of_a_value_agree_with_its_layer(name, dtype, monkeypatch
         agree(y, z, 1e-6 if dtype == torch.float32 else 1e-10)
 
 
-@pytest.mark.parametrize("name", BY_VALUE)
-def test_the_operations_of_a_value_give_optimal_points(name, monkeypatch):
-    """e'(y_i) + τ = z_i where y_i > 0, and e'(0) + τ ≥ z_i elsewhere, without the layer."""
-    omega = recorded(BY_VALUE[name](torch.float64))
-    x = hard(100, 12, torch.float64)
-    monkeypatch.setattr(transforms, "tracing", lambda: True)
-    with torch.no_grad():
-        y = decomposed.argmax(omega, 1.0, x, None)
-    rows = ~y.isnan().any(-1) & (y.sum(-1) > 0)
-    assert rows.sum() == 97
-    x, y = x[rows], y[rows]
-    torch.testing.assert_close(y.sum(-1), torch.ones(97).double(), rtol=0, atol=1e-15)
-    at = y.clamp(2.1e-30, 1 - 1e-16).requires_grad_()  # entries below are 0
-    (slope,) = torch.autograd.grad(omega.value(at).sum(), at, create_graph=True)
-    (bend,) = torch.autograd.grad(slope.sum(), at)
-    rest = x - x.amax(-1, keepdim=True) - slope.detach()
-    weight = torch.where(y > 0, 1 / bend, 0)
-    tau = (weight * rest.nan_to_num(neginf=0)).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True)
-    off = torch.where(y > 0, (rest - tau).abs() / bend, 0)
-    assert bool((off.sum(-1) <= 1e-11).all())
-    assert bool((rest <= tau + 1e-9)[y == 0].all())
-
-
 def test_an_omega_whose_slope_falls_is_nan_in_a_graph(monkeypatch):
     """The layer raises: a graph reads no numbers."""
     monkeypatch.setattr(transforms, "tracing", lambda: True)

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from mapping_checks import normal
 
 import regmax
 from regmax import ConvergenceWarning, Penalty, RegularizedMax, RegularizerError
@@ -69,12 +70,7 @@ class Chosen(Solver):
         return choose(problem)[0][0].run(problem, tol, max_iter)
 
 
-def draw(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(6, 5, generator=generator, dtype=F64)
-
-
-X, V, C = 1.5 * draw(2), draw(3), 1 + draw(4)[0].square()
+X, V, C = 1.5 * normal(6, 5, seed=2), normal(6, 5, seed=3), 1 + normal(6, 5, seed=4)[0].square()
 X[0] = (2 * X[0]).round() / 2
 CHANGES = {
     "half more": lambda t: 1.5 * t,

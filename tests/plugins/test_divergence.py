@@ -65,35 +65,6 @@ def test_hard_rows(scale, prior):
             assert torch.allclose(layer(x), solution.y, atol=1e-12), omega
 
 
-@pytest.mark.parametrize(
-    ("alpha", "domain"),
-    [
-        (0.0, None),
-        (0.5, None),
-        (0.5, AtMost(1.2)),
-        (1.0, Simplex(2.0)),
-        (2.0, Box()),
-        ("jensen_shannon", None),
-        ("jensen_shannon", AtMost(1.2)),
-    ],
-    ids=str,
-)
-def test_derivatives(alpha, domain):
-    x = rows(1.0)[5:7].requires_grad_()
-    q, gamma = torch.rand(2, 5, dtype=F64) + 0.1, torch.tensor(0.7, dtype=F64)
-    learnt = torch.tensor(1.0 if isinstance(alpha, str) else max(alpha, 1e-3), dtype=F64)
-
-    def answer(x, q, gamma, at):
-        named = isinstance(alpha, str)
-        omega = regmax.regularizer(alpha, prior=q) if named else divergence(at, q)
-        return RegularizedMax(omega, gamma, domain=domain)(x)
-
-    given = [t.requires_grad_() for t in (x, q, gamma, learnt)][: 3 if alpha == 0 else 4]
-    rest = (torch.tensor(0.0, dtype=F64),) if alpha == 0 else ()
-    assert torch.autograd.gradcheck(lambda *t: answer(*t, *rest), given)
-    assert torch.autograd.gradgradcheck(lambda *t: answer(*t, *rest), given, fast_mode=True)
-
-
 def test_a_prior_broadcasts_to_the_scores():
     x = torch.randn(2, 5, 3, dtype=F64)
     y = RegularizedMax(divergence(1.0, Q.unsqueeze(-1)), dim=1)(x)

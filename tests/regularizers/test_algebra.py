@@ -227,20 +227,6 @@ def test_a_term_used_twice_learns_once():
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def test_the_averages_of_oscar_by_hashing():
-    penalty, v = oscar(), normal(20, 33, seed=1)
-    mask = torch.rand(20, 33, generator=torch.Generator().manual_seed(0)) < 0.7
-    for dtype, tol in ((torch.float32, 1e-6), (F64, 1e-14)):
-        z = penalty.prox(normal(20, 33, seed=2).to(dtype), 0.05)
-        z[0], z[1, ::2] = 0.0, -0.0
-        for on in (None, mask):
-            found = penalty.average(v.to(dtype), z, on)
-            expected = regmax.Penalty.average(penalty, v.to(dtype), z, on)
-            if on is not None:
-                found, expected = (torch.where(on, t, 0) for t in (found, expected))
-            torch.testing.assert_close(found, expected, atol=tol, rtol=0)
-
-
 def test_per_head_numbers_along_another_dim():
     c = torch.tensor([0.5, 2.0], dtype=F64).view(2, 1, 1)
     lam = torch.tensor([0.1, 0.2, 0.3], dtype=F64)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mapping_checks import normal
 from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
@@ -21,15 +22,10 @@ def made(name, **more):
     return regmax.penalty(name, **ARGUMENTS.get(name, {}), **more)
 
 
-def vectors(rows=4, d=6, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, d, generator=generator, dtype=F64)
-
-
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_prox_has_its_gradient(name, mask):
-    v = vectors().requires_grad_()
+    v = normal(4, 6).requires_grad_()
     step = torch.tensor([[0.05], [0.1], [0.3], [1.0]], dtype=F64, requires_grad=True)
     penalty = made(name)
 
@@ -53,7 +49,7 @@ def test_the_prox_has_its_gradient(name, mask):
 def test_the_prox_has_the_gradient_of_weights(name, given):
     options = {**ARGUMENTS[name], "weights": given.requires_grad_()}
     penalty = regmax.penalty(name, **options)
-    v = vectors()
+    v = normal(4, 6)
 
     def prox(weights):
         return penalty.__class__(**{**options, "weights": weights}).prox(v, 0.2)
@@ -65,13 +61,13 @@ def test_the_prox_has_the_gradient_of_weights(name, given):
 
 def test_the_prox_of_a_multiple_has_the_gradient_of_its_factor():
     lam = torch.tensor(0.3, dtype=F64, requires_grad=True)
-    assert gradcheck(lambda lam, v: (lam * made("tv")).prox(v, 0.5), (lam, vectors()))
+    assert gradcheck(lambda lam, v: (lam * made("tv")).prox(v, 0.5), (lam, normal(4, 6)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradient_does_not_move_the_prox(name, dtype):
-    v, penalty = vectors().to(dtype), made(name)
+    v, penalty = normal(4, 6).to(dtype), made(name)
     plain = penalty.prox(v, 0.1, MASK)
     assert not plain.requires_grad
     leaf = v.clone().requires_grad_()
@@ -87,10 +83,10 @@ def test_the_gradient_does_not_move_the_prox(name, dtype):
 
 
 def test_an_infinite_step_and_a_masked_infinity_have_gradients():
-    v = vectors().requires_grad_()
+    v = normal(4, 6).requires_grad_()
     z = made("tv").prox(v, torch.inf)
     (g,) = torch.autograd.grad(z[:, 0].sum(), v)
     assert torch.allclose(g, torch.full_like(g, 1 / 6))
-    low = torch.where(MASK, vectors(), -torch.inf).requires_grad_()
+    low = torch.where(MASK, normal(4, 6), -torch.inf).requires_grad_()
     (g,) = torch.autograd.grad(made("tv").prox(low, 0.1, MASK).square().sum(), low)
     assert torch.isfinite(g).all()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from bad_omegas import omega_of
 from bad_omegas import square as gini
+from mapping_checks import normal
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -41,10 +42,6 @@ VALUES = {
 }
 
 
-def scores(rows: int, d: int, seed: int = 0) -> Tensor:
-    return torch.randn(rows, d, dtype=F64, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.fixture(autouse=True)
 def strict():
     with warnings.catch_warnings():
@@ -56,7 +53,7 @@ def strict():
 @pytest.mark.parametrize("name", VALUES)
 def test_certified_with_the_derivatives_of_differences(name, d):
     layer = RegularizedMax(omega_of(VALUES[name]))
-    x, v, way = scores(3, d) / 2, scores(3, d, 1), scores(3, d, 2)
+    x, v, way = normal(3, d) / 2, normal(3, d, seed=1), normal(3, d, seed=2)
     solution = layer.solve(x.requires_grad_())
     assert solution.converged.all()
     (got,) = torch.autograd.grad((solution.y * v).sum(), x)
@@ -100,7 +97,7 @@ def test_bases_and_penalties_by_their_values(base, penalty, known, d, lam):
     value = omega_of(lambda y: BASES[base](y) + penalty(y, lam))
     layer = RegularizedMax(value, on_failure="ignore")
     exact = RegularizedMax(regmax.regularizer(base) + lam * regmax.penalty(known))
-    x, v = scores(6, d), scores(6, d, 1)
+    x, v = normal(6, d), normal(6, d, seed=1)
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     solution, y = layer.solve(mine), exact(theirs)
     assert ((solution.y - y).norm(dim=-1) <= solution.error_bound + 1e-14).all()
@@ -133,7 +130,7 @@ class Learnt(Regularizer):
 def test_gradients_of_parameters_that_move_the_kinks(curved, of):
     omega = Learnt(curved)
     layer, loss = RegularizedMax(omega, 0.7), regmax.FenchelYoungLoss(omega, 0.7)
-    x, v, target = scores(4, 6).requires_grad_(), scores(4, 6, 1), torch.tensor([1, 2, 0, 5])
+    x, v, target = normal(4, 6).requires_grad_(), normal(4, 6, seed=1), torch.tensor([1, 2, 0, 5])
     function = {
         "layer": lambda: (layer(x) * v).sum(),
         "max": lambda: layer.max(x).sum(),
@@ -161,7 +158,7 @@ def test_rows_that_the_first_step_leaves_where_they_are(name, masked):
         "clamp": (lambda y: y.clamp(min=0.2).square().sum(-1) / 2, 2.0),
         "exponential": (lambda y: torch.relu(y - 0.1).exp().sum(-1), 1 + np.exp(0.15)),
     }[name]
-    x, v = torch.zeros(2, 4 + masked, dtype=F64, requires_grad=True), scores(2, 4, 1)
+    x, v = torch.zeros(2, 4 + masked, dtype=F64, requires_grad=True), normal(2, 4, seed=1)
     mask = torch.arange(4 + masked) < 4
     with kernels.reference():
         y = RegularizedMax(omega_of(lambda y: gini(y) + value(y)))(x, mask)
@@ -181,7 +178,7 @@ def test_second_derivatives_are_refused_on_kinks_alone():
 
 
 def test_masks_dtypes_starts_and_certified_layers():
-    omega, x = Learnt(curved=False), scores(4, 6)
+    omega, x = Learnt(curved=False), normal(4, 6)
     mask = torch.ones_like(x, dtype=torch.bool).index_fill(-1, torch.tensor(0), False)
     solution = RegularizedMax(omega).solve(x, mask=mask)
     assert solution.converged.all()
@@ -215,7 +212,7 @@ def test_too_many_multipliers_are_no_accusation(sizes):
         return kinks + c * y.var(-1) + r * y.square().sum(-1)
 
     with pytest.warns(regmax.ConvergenceWarning, match="30 × 30 multipliers.* up to 512"):
-        RegularizedMax(omega_of(value)).solve(0.3 * scores(4, 30))
+        RegularizedMax(omega_of(value)).solve(0.3 * normal(4, 30))
 
 
 def test_a_maximum_that_bends_between_the_vertices_and_the_middle_has_kinks():
@@ -292,7 +289,7 @@ def test_the_lagrangian_is_the_value_where_its_maxima_are_attained(name):
 @pytest.mark.parametrize("name", ["total variation", "three largest", "squared", "entropy"])
 def test_the_model_in_pytorch_and_in_compiled_code(name, monkeypatch):
     pytest.importorskip("numba")
-    layer, x = RegularizedMax(omega_of(VALUES[name])), scores(8, 7)
+    layer, x = RegularizedMax(omega_of(VALUES[name])), normal(8, 7)
     fast = layer.solve(x)
     monkeypatch.setattr(model, "_rows", lambda: None)
     slow = layer.solve(x)
@@ -305,7 +302,7 @@ def test_the_model_in_pytorch_and_in_compiled_code(name, monkeypatch):
     "name", [name for name in VALUES if name not in ("above a point", "curved")]
 )
 def test_a_row_has_the_same_bits_in_any_batch(name):
-    layer, x = RegularizedMax(omega_of(VALUES[name])), scores(9, 8) / 2
+    layer, x = RegularizedMax(omega_of(VALUES[name])), normal(9, 8) / 2
     together = layer(x)
     assert torch.equal(together, torch.cat([layer(row) for row in x.split(1)]))
     assert torch.equal(together, layer(x.view(3, 3, 8)).view(9, 8))

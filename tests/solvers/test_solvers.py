@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mapping_checks import normal
 
 import regmax
 from regmax import ConvergenceError, ConvergenceWarning, RegularizedMax, Regularizer
@@ -58,16 +59,11 @@ CHOSEN = {
 }
 
 
-def scores(rows, d, scale=1.0, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(rows, d, generator=generator, dtype=F64)
-
-
 @pytest.mark.parametrize("solver", ["newton", "fista", "interior"])
 def test_failure_is_told(solver):
     # the optimum of a flat Ω: one iteration cannot reach it
     omega = Power(3.0)
-    x = scores(4, 30, 0.05, seed=4)
+    x = normal(4, 30, scale=0.05, seed=4)
     x[1] = 0
     x[1, 0] = 100.0  # a vertex: easy
     kind = {"solver": solver, "max_iter": 1}
@@ -95,7 +91,7 @@ def test_failures_of_a_kind_are_one_warning_at_each_line_of_the_user():
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("default")
         for seed in range(3):
-            x = scores(4 + seed, 30, 0.05, seed).requires_grad_()
+            x = normal(4 + seed, 30, scale=0.05, seed=seed).requires_grad_()
             layers[0](x)
             layers[1].solve(x.detach())
     assert [w.category for w in seen] == [ConvergenceWarning] * 2
@@ -104,14 +100,14 @@ def test_failures_of_a_kind_are_one_warning_at_each_line_of_the_user():
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for seed in range(2):
-            layers[0](scores(4 + seed, 30, 0.05, seed))
+            layers[0](normal(4 + seed, 30, scale=0.05, seed=seed))
     first, second = (str(w.message) for w in seen)
     assert "of 4 rows" in first
     assert "of 5 rows" in second
 
 
 def test_auto_explains_its_choice():
-    x = scores(2, 5)
+    x = normal(2, 5)
     for omega, (solver, why) in CHOSEN.items():
         with reference():
             text = RegularizedMax(omega).explain(x)
@@ -156,7 +152,7 @@ class Bisect(Solver):
 
 
 def test_a_solver_of_ones_own():
-    x = scores(4, 6).requires_grad_()
+    x = normal(4, 6).requires_grad_()
     layer = RegularizedMax(Square(), solver=Bisect())
     sol = layer.solve(x)
     assert "bisect" in sol.path

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from mapping_checks import normal
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -120,14 +121,10 @@ def waits(monkeypatch):
     monkeypatch.setattr(transforms, "waits", lambda t: True)
 
 
-def scores(rows=32, d=24):
-    return torch.randn(rows, d, dtype=F64, generator=torch.Generator().manual_seed(0))
-
-
 @pytest.mark.parametrize(("name", "solver"), PAIRS)
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 def test_solves_synchronise_once_in_ten_iterations(waits, name, solver, backward):
-    x = scores().requires_grad_(backward)
+    x = normal(32, 24).requires_grad_(backward)
     with reference():
         layer = RegularizedMax(CASES[name][0](), solver=solver, on_failure="raise")
         iterations = int(layer.solve(x).iterations.max())
@@ -141,7 +138,7 @@ def test_solves_synchronise_once_in_ten_iterations(waits, name, solver, backward
 
 @pytest.mark.parametrize(("name", "solver"), PAIRS)
 def test_answers_are_those_of_each_decision_read(monkeypatch, name, solver):
-    x = scores()
+    x = normal(32, 24)
     with reference():
         layer = RegularizedMax(CASES[name][0](), solver=solver, on_failure="raise")
         read = layer.solve(x)
@@ -154,7 +151,7 @@ def test_answers_are_those_of_each_decision_read(monkeypatch, name, solver):
 
 @pytest.mark.parametrize(("name", "solver"), PAIRS)
 def test_rows_are_independent(waits, name, solver):
-    x = scores(9)
+    x = normal(9, 24)
     with reference():
         layer = RegularizedMax(CASES[name][0](), solver=solver, on_failure="raise")
         together = layer(x)
@@ -185,7 +182,7 @@ class Bad(Regularizer):
 @pytest.mark.parametrize("solver", ["newton", "interior", "fista"])
 @pytest.mark.parametrize("kind", ["concave", "infinite", "mixed rows", "kink", "strong_convexity"])
 def test_nothing_goes_unreported(monkeypatch, kind, solver):
-    x, layer = scores(6, 5), RegularizedMax(Bad(kind), solver=solver, on_failure="raise")
+    x, layer = normal(6, 5), RegularizedMax(Bad(kind), solver=solver, on_failure="raise")
 
     def said():
         with reference(), pytest.raises(Exception, match=r"Bad|rows") as error:
@@ -199,7 +196,7 @@ def test_nothing_goes_unreported(monkeypatch, kind, solver):
 
 def test_predictions_of_another_omega_are_noticed(waits):
     """A hyperparameter that is changed in place makes the slope at 0 infinite."""
-    x, alpha = scores(), torch.tensor(1.5, dtype=F64)
+    x, alpha = normal(32, 24), torch.tensor(1.5, dtype=F64)
     with reference():
         layer = RegularizedMax(Power(alpha), solver="newton", on_failure="raise")
         layer(x)

@@ -12,7 +12,7 @@ BUILT_IN = [regmax.regularizer(name) for name in regmax.available()]
 OTHERS = [
     *(regmax.regularizer("tsallis", alpha=alpha) for alpha in (0.5, 10.0)),
     regmax.regularizer("pnorm", p=1.2),
-    *(regmax.regularizer("divergence", alpha=alpha, prior=0.1) for alpha in (0.3, 3.0)),
+    *(regmax.regularizer("divergence", alpha=alpha, prior=0.1) for alpha in (0.0, 0.3, 3.0)),
     regmax.regularizer("divergence", alpha=0.5, prior=PRIOR),
     regmax.regularizer("jensen_shannon", prior=PRIOR),
     regmax.regularizer("oscar", exact=False),

@@ -252,12 +252,15 @@ def keep_support(y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, blank: bool) 
 def place_support(y: Any, d: int, kept: Any, out: Any, blank: bool) -> None:
     """out_i = kept_1, kept_2, … where y_i > 0, else 0: the inverse of ``keep_support``."""
     full, n = d - d % LANES, 0
+    zero = simd.spread(simd.load(kept, 0), 0.0)
     for i in range(0, full, LANES):
         on = simd.load(y, i) > 0.0
         size = simd.count(on)
-        if size > 0 or not blank:
+        if size > 0:
             simd.store(out, i, simd.expand(kept, n, on))
             n += size
+        elif not blank:
+            simd.store(out, i, zero)
     if full < d:
         rest = simd.first(d - full)
         on = simd.load_part(y, full, rest, 0.0) > 0.0
