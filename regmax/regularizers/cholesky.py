@@ -38,12 +38,6 @@ class Inverse:
             return self._product(v)
 
     @staticmethod
-    def later(make: Callable[[], Inverse]) -> Inverse:
-        """J that ``make`` factorises on first use."""
-        made = functools.cache(make)
-        return Inverse(lambda v: made()(v), lambda: made().min_eigenvalue)
-
-    @staticmethod
     def by_row(where: Tensor, one: Inverse, other: Inverse) -> Inverse:
         """J by ``one`` in the rows ``where`` (*batch, 1), and by ``other`` elsewhere."""
         return Inverse(
