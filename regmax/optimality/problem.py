@@ -332,13 +332,8 @@ class Point:
 
     @functools.cached_property
     def diagonal(self) -> tuple[Tensor, Tensor]:
-        """∇Ω(y) and the diagonal of ∇²Ω(y) of a separable Ω; a certificate does not rest on it."""
-        known = ("defined" if self.problem.overridden else "verified") in self.__dict__
-        if not (self.problem.defines_curvature or known):
-            return self.problem.by_gradient.diagonal_at(self.inward)
+        """∇Ω(y) and ∇²Ω(y)1: the diagonal of ∇²Ω(y) of a separable Ω."""
         gradient, curvature = self.defined
-        if isinstance(curvature, Diagonal):
-            return gradient, curvature.h
         return gradient, curvature.matvec(torch.ones_like(self.y))
 
     def inverse(self, support: Tensor, verified: bool = False) -> Inverse:

@@ -83,11 +83,6 @@ class Hessian:
                 return Local(g, Diagonal(h))
         return Local(g, MatrixFree(product, y.dtype, y))
 
-    def diagonal_at(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """∇Ω(y) and ∇²Ω(y)1."""
-        g, product = self._product(y)
-        return g, product(torch.ones_like(y))
-
     def _product(self, y: Tensor) -> tuple[Tensor, Product]:
         g, product = local_product(self.gradient, y.detach())
         return g.detach(), torch.no_grad()(product)
