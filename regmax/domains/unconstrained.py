@@ -51,7 +51,7 @@ def least(curvature: Curvature, free: Tensor) -> Tensor:
 def block(curvature: Curvature, free: Tensor) -> Tensor:
     """H_FF, with zeros elsewhere."""
     if isinstance(curvature, Dense):
-        h = curvature.entries()
+        h = curvature.matrix
     else:
         eye = torch.eye(free.shape[-1], dtype=curvature.dtype, device=free.device)
         h = torch.stack([curvature.matvec(unit.expand(free.shape)) for unit in eye], -1)

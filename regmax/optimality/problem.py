@@ -332,40 +332,25 @@ class Point:
 
     @functools.cached_property
     def diagonal(self) -> tuple[Tensor, Tensor]:
-        """∇Ω(y) and the diagonal of ∇²Ω(y) of a separable Ω; a certificate does not rest on it."""
-        known = ("defined" if self.problem.overridden else "verified") in self.__dict__
-        if not (self.problem.defines_curvature or known):
-            return self.problem.by_gradient.diagonal_at(self.inward)
+        """∇Ω(y) and ∇²Ω(y)1: the diagonal of ∇²Ω(y) of a separable Ω."""
         gradient, curvature = self.defined
-        if isinstance(curvature, Diagonal):
-            return gradient, curvature.h
         return gradient, curvature.matvec(torch.ones_like(self.y))
 
     def inverse(self, support: Tensor, verified: bool = False) -> Inverse:
         """J of Proposition 1 on ``support``; with a penalty the groups of y move as one.
-        ``verified``: of the smooth part alone, from the value of Ω alone."""
+        ``verified``: from the value of Ω alone."""
         p = self.problem
-        verified = verified and (p.overridden or p.structured)
+        verified = verified and p.overridden
         if verified in self._inverses:
             on, found = self._inverses[verified]
             if on is support or (not transforms.waits(on) and torch.equal(on, support)):
                 return found
         local = self.verified if verified else self.defined
-        average = None if verified else averaging(penalty_of(p.omega), self.y, p.mask)
+        average = averaging(penalty_of(p.omega), self.y, p.mask)
         with torch.no_grad():
             found = restricted(p.domain, local.curvature, average, self.on(support))
         self._inverses[verified] = (support, found)
         return found
-
-    def vector_product(self, support: Tensor, v: Tensor) -> Tensor:
-        """J v on ``support`` from the value of Ω alone, and the groups of its penalty."""
-        p = self.problem
-        average = averaging(penalty_of(p.omega), self.y, p.mask)
-        curvature = self.verified.curvature
-        if isinstance(curvature, MatrixFree) and average is not None:
-            curvature = curvature.dense(self.y)
-        inverse = restricted(p.domain, curvature, average, self.on(support))
-        return inverse(torch.where(support, v, 0))
 
     def kept_inverse(self, support: Tensor) -> Inverse | None:
         """J at y that does not look at Ω later, when it may have changed; None where Ω gives its
@@ -373,14 +358,7 @@ class Point:
         curvature = self.defined.curvature
         if isinstance(curvature, MatrixFree) and curvature.like is None:
             return None
-        if False in self._inverses and torch.equal(self._inverses[False][0], support):
-            return self._inverses[False][1]
-        if isinstance(curvature, MatrixFree):
-            return self.inverse(support)
-        p = self.problem
-        average = averaging(penalty_of(p.omega), self.y, p.mask)
-        given = p.domain, curvature, average, self.on(support)
-        return Inverse.later(functools.partial(restricted, *given))
+        return self.inverse(support)
 
     def newton_step(self, support: Tensor) -> Tensor:
         """J (z − ∇Ω(y)) on the support: the step that backward repeats, with another vector.

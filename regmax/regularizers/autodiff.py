@@ -1,8 +1,7 @@
 """∇²Ω by autograd at the many points of one problem. The structure of ∇²Ω is found once.
 
-If ∂²Ω/∂y_i∂y_j, i ≠ j, is 0 or does not depend on y (a quadratic form plus separable terms), one
-Hessian–vector product gives the diagonal. Otherwise m products give the block of m entries that a
-Newton step needs.
+If ∂²Ω/∂y_i∂y_j, i ≠ j, is 0, one Hessian–vector product gives the diagonal. Otherwise m products
+give the block of m entries that a Newton step needs.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import decisions, rowwise, simplex, transforms
+from ..kernels import decisions, simplex, transforms
 from . import curvature as curvatures
-from .curvature import Curvature, Dense, Diagonal, MatrixFree
+from .curvature import Curvature, Diagonal, MatrixFree
 from .errors import RegularizerError
 
 Product = Callable[[Tensor], Tensor]
@@ -67,29 +66,22 @@ def products(g: Tensor, z: Tensor, v: Tensor) -> Tensor:
 
 class Hessian:
     """∇²Ω at points of the shape of ``like``, from ``gradient`` alone, without derivatives;
-    ``name`` distinguishes it among those of one solve. Its structure is found once: ``diagonal``,
-    or diagonal but for the entries ``off`` (d, d), the same everywhere, or neither."""
+    ``name`` distinguishes it among those of one solve. Whether it is ``diagonal`` is found once."""
 
     def __init__(
         self, gradient: Gradient, like: Tensor, separable: bool | None, name: str = ""
     ) -> None:
         self.gradient, self._separable, self._like, self._name = gradient, separable, like, name
         self.diagonal = self._is_diagonal()
-        self.off = None if self.diagonal else self._common_entries()
 
     def look(self, y: Tensor) -> Local:
-        """∇Ω(y) and ∇²Ω(y). The structure that was found before is tested at y."""
+        """∇Ω(y) and ∇²Ω(y). A structure that was found before is tested at y."""
         g, product = self._product(y)
-        if self.diagonal or self.off is not None:
-            h = _diagonal(product, y, self.off)
-            if not decisions.rare("structure", _unlike(product, h, y, self.off)):
-                return Local(g, Diagonal(h) if self.off is None else Dense(self.off, h))
+        if self.diagonal:
+            h = product(torch.ones_like(y))
+            if not decisions.rare("structure", _unlike(product, h, y)):
+                return Local(g, Diagonal(h))
         return Local(g, MatrixFree(product, y.dtype, y))
-
-    def diagonal_at(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """∇Ω(y) and ∇²Ω(y)1."""
-        g, product = self._product(y)
-        return g, _diagonal(product, y)
 
     def _product(self, y: Tensor) -> tuple[Tensor, Product]:
         g, product = local_product(self.gradient, y.detach())
@@ -101,12 +93,12 @@ class Hessian:
             return bool(self._separable)
         y, middle = simplex.generic(like), torch.full_like(like, 1 / like.shape[-1])
         product = self._product(y)[1]
-        h = _diagonal(product, y)
+        h = product(torch.ones_like(y))
         coupled = self._usual("coupled", _unlike(product, h, y))
         if not coupled:  # Ω may have mixed derivatives only where entries are equal
             noise = 64 * torch.finfo(y.dtype).eps * torch.nan_to_num(h).abs().amax()
             product = self._product(middle)[1]
-            unlike = _unlike(product, _diagonal(product, middle), middle, noise=noise)
+            unlike = _unlike(product, product(torch.ones_like(y)), middle, noise)
             coupled = self._usual("coupled where equal", unlike)
         if coupled and self._separable:
             raise RegularizerError(
@@ -115,54 +107,17 @@ class Hessian:
             )
         return not coupled
 
-    def _common_entries(self) -> Tensor | None:
-        """The entries of ∇²Ω off the diagonal, if they do not depend on y."""
-        like, d = self._like, self._like.shape[-1]
-        if like.numel() == 0 or d > curvatures.DENSE_LIMIT:
-            return None
-        try:  # for one row: this fails if Ω holds one number per row
-            one = simplex.generic(like[(0,) * (like.ndim - 1)].view(*(1,) * (like.ndim - 1), d))
-            local = MatrixFree(self._product(one)[1], one.dtype, one)
-            off = local.dense(one).matrix.reshape(d, d)
-        except (RuntimeError, ValueError, IndexError):
-            return None
-        off = (off + off.T) / 2
-        off.fill_diagonal_(0)
-        for phase in (0.0, 7.3):
-            point = simplex.generic(like, phase)
-            product = self._product(point)[1]
-            unlike = _unlike(product, _diagonal(product, point, off), point, off)
-            if self._usual(f"general at {phase}", unlike):
-                return None
-        return off
-
     def _usual(self, what: str, flag: Tensor) -> bool:
         return decisions.usual((what, self._name), flag)
 
 
-def _diagonal(product: Product, y: Tensor, off: Tensor | None = None) -> Tensor:
-    """The diagonal of H from H1, if the entries off it are ``off``, or 0."""
-    h = product(torch.ones_like(y))
-    return h if off is None else h - off.sum(-1)
-
-
-def _unlike(
-    product: Product,
-    h: Tensor,
-    y: Tensor,
-    off: Tensor | None = None,
-    noise: float | Tensor = 0.0,
-) -> Tensor:
-    """Entries in which H r ≠ O r + h ∘ r, O = ``off``, for one r, beyond ``noise``."""
+def _unlike(product: Product, h: Tensor, y: Tensor, noise: float | Tensor = 0.0) -> Tensor:
+    """Entries in which H r ≠ h ∘ r for one r, beyond ``noise``."""
     steps = torch.arange(y.shape[-1], dtype=y.dtype, device=y.device)
     probe = (steps * 12.9898).sin() + 2  # fixed: vmap does not allow random numbers
     got, expected = product(probe.expand_as(y)), h * probe
-    size = expected.abs()
-    if off is not None:
-        rest = rowwise.matvec(off, probe)
-        expected, size = expected + rest, size + rest.abs()
     eps = torch.finfo(y.dtype).eps
-    same = (got - expected).abs() <= eps**0.6 * size + noise
+    same = (got - expected).abs() <= eps**0.6 * expected.abs() + noise
     # next to y_i = 0 the curvature may be so large that rounding hides the structure
     unlike: Tensor = ~(same | (y <= eps))
     return unlike
@@ -181,7 +136,7 @@ def by_autograd(gradient: Gradient, y: Tensor, separable: bool | None) -> Curvat
     else:
         free = MatrixFree(local_product(gradient, y)[1], y.dtype, y)
     if separable is not False:
-        h = _diagonal(free.product, y)
+        h = free.product(torch.ones_like(y))
         if separable is None:
             owner = type(getattr(gradient, "__self__", gradient)).__name__
             with torch.no_grad():

@@ -38,12 +38,6 @@ class Inverse:
             return self._product(v)
 
     @staticmethod
-    def later(make: Callable[[], Inverse]) -> Inverse:
-        """J that ``make`` factorises on first use."""
-        made = functools.cache(make)
-        return Inverse(lambda v: made()(v), lambda: made().min_eigenvalue)
-
-    @staticmethod
     def by_row(where: Tensor, one: Inverse, other: Inverse) -> Inverse:
         """J by ``one`` in the rows ``where`` (*batch, 1), and by ``other`` elsewhere."""
         return Inverse(
@@ -75,8 +69,10 @@ class Reduced(Inverse):
             sizes = [k for k in counts[order].tolist() if k > 1]  # J = 0 for the others
             self.rows = order[len(order) - len(sizes) :]
             flat = support.reshape(-1, d)[self.rows]
-        self._in_order = len(sizes) == len(counts) > 0 and sizes[0] == sizes[-1]
-        self.index, self.part = _support_first(flat, sizes)
+        # as many indices per row as the largest support has, those of the support first
+        index = (~flat).to(torch.uint8).argsort(dim=-1, stable=True)
+        self.index = index[..., : sizes[-1] if sizes else 1]
+        self.part = flat.gather(-1, self.index)
         h = block(self.rows, self.index)
         self._pieces = [
             (where, _Piece(h[where], self.part[where], size))
@@ -93,15 +89,10 @@ class Reduced(Inverse):
         """J v with one step of iterative refinement: the residual is at the rounding of v."""
         given = v.reshape(-1, v.shape[-1])[self.rows]
         part = torch.where(self.part, given.gather(-1, self.index), 0)
-        if len(self._pieces) == 1:
-            w = self._pieces[0][1](part)
-        else:
-            w = torch.empty_like(part)
-            for where, piece in self._pieces:
-                w[where] = piece(part[where])
+        w = torch.empty_like(part)
+        for where, piece in self._pieces:
+            w[where] = piece(part[where])
         found = torch.zeros_like(given).scatter(-1, self.index, w)
-        if self._in_order:
-            return found.view(v.shape)
         return (
             torch.zeros(v.shape, dtype=v.dtype, device=v.device)
             .view(-1, v.shape[-1])
@@ -174,17 +165,6 @@ def _by_size(counts: list[int], d: int, like: Tensor) -> list[tuple[slice, int]]
         found += [(slice(k, min(k + rows, stop)), size) for k in range(start, stop, rows)]
         start = stop
     return found
-
-
-def _support_first(support: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
-    """As many indices per row as the largest support has, those of the support first, and whether
-    each is in the support; ``counts`` increase."""
-    m = counts[-1] if counts else 1
-    if counts and counts[0] == support.shape[-1]:
-        index = torch.arange(m, device=support.device).expand(support.shape)
-        return index, support
-    index = (~support).to(torch.uint8).argsort(dim=-1, stable=True)[..., :m]
-    return index, support.gather(-1, index)
 
 
 def _norm(j: Tensor) -> Tensor:

@@ -192,41 +192,28 @@ class DiagonalPlusRankOne(Curvature):
 
 
 class Dense(Curvature):
-    """H given entry by entry: ``matrix`` (*batch, d, d), or (d, d) for all rows, plus
-    diag(``diagonal``) of each row if that is given."""
+    """H given entry by entry: ``matrix`` (*batch, d, d), or (d, d) for all rows."""
 
-    def __init__(self, matrix: Tensor, diagonal: Tensor | None = None) -> None:
-        self.matrix, self.diagonal, self.dtype = matrix, diagonal, matrix.dtype
-
-    def entries(self) -> Tensor:
-        """All entries of H."""
-        return self.matrix if self.diagonal is None else self.matrix + self.diagonal.diag_embed()
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix, self.dtype = matrix, matrix.dtype
 
     def matvec(self, v: Tensor) -> Tensor:
-        hv = rowwise.matvec(self.matrix, v)
-        return hv if self.diagonal is None else hv + self.diagonal * v
+        return rowwise.matvec(self.matrix, v)
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
         t = t.expand(torch.broadcast_shapes(self.matrix.shape[:-1], t.shape))
-        return Dense(self.matrix, t if self.diagonal is None else self.diagonal + t)
+        return Dense(self.matrix + t.diag_embed())
 
     def scaled(self, c: float | Tensor) -> Curvature:
-        each = c.unsqueeze(-1) if isinstance(c, Tensor) and c.ndim else c
-        return Dense(each * self.matrix, None if self.diagonal is None else c * self.diagonal)
+        return Dense((c.unsqueeze(-1) if isinstance(c, Tensor) and c.ndim else c) * self.matrix)
 
     def block(self, rows: Tensor, index: Tensor) -> Tensor:
         """The entries ``index`` (n, m) of the matrices of ``rows`` (n,): (n, m, m)."""
         d = self.matrix.shape[-1]
         along, across = index.unsqueeze(-1), index.unsqueeze(-2)
         if self.matrix.ndim == 2:
-            h = self.matrix[along, across]
-        else:
-            h = self.matrix.reshape(-1, d, d)[rows[:, None, None], along, across]
-        if self.diagonal is not None:
-            own = self.diagonal
-            own = own[index] if own.ndim == 1 else own.reshape(-1, d)[rows].gather(-1, index)
-            h.diagonal(dim1=-2, dim2=-1).add_(own)
-        return h
+            return self.matrix[along, across]
+        return self.matrix.reshape(-1, d, d)[rows[:, None, None], along, across]
 
     def inverse(self, support: Tensor) -> Inverse:
         return Reduced(self.block, support)
@@ -235,7 +222,7 @@ class Dense(Curvature):
         # PHP + I − P
         p = average.matrix(self.dtype)
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-        return Dense(rowwise.matmul(rowwise.matmul(p, self.entries()), p) + eye - p)
+        return Dense(rowwise.matmul(rowwise.matmul(p, self.matrix), p) + eye - p)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # [[H_SS, 1], [1ᵀ, 0]] (w, τ) = (v_S, 0), with the identity off S
@@ -265,13 +252,13 @@ class Dense(Curvature):
 
     def _on(self, support: Tensor) -> Tensor:
         """H_SS, with zeros elsewhere (where H may be infinite)."""
-        return torch.where(support.unsqueeze(-1) & support.unsqueeze(-2), self.entries(), 0)
+        return torch.where(support.unsqueeze(-1) & support.unsqueeze(-2), self.matrix, 0)
 
 
 def _entries(a: Curvature) -> Tensor | None:
     if isinstance(a, DiagonalPlusRankOne) and a.h.shape[-1] <= DENSE_LIMIT:
         return (a.c * a.u).unsqueeze(-1) * a.u.unsqueeze(-2) + torch.diag_embed(a.h)
-    return a.entries() if isinstance(a, Dense) else None
+    return a.matrix if isinstance(a, Dense) else None
 
 
 def _solve(a: Tensor, b: Tensor) -> Tensor:

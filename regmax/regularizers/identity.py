@@ -19,10 +19,9 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
-import operator
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -218,68 +217,23 @@ def state(
     return tuple(found)
 
 
-class _Reads(NamedTuple):
-    """What the classes of an Ω hold, and what their functions read: known as long as ``held`` and
-    ``codes`` are what they were."""
-
-    held: list[Any]
-    codes: list[Any]
-    cells: list[tuple[str, Any]]
-    spaces: list[tuple[dict[str, Any], tuple[str, ...]]]
-    others: list[tuple[str, Any]]
-
-
-_READS: dict[type[Any], _Reads] = {}
-
-
 def _outside(cls: type[Any]) -> Iterator[tuple[str, Any]]:
     """What the classes of an Ω hold besides methods, and what their functions read from closures
     and global names, except functions, classes and modules."""
-    held: list[Any] = []
     for c in cls.__mro__:
         if c is Regularizer or c is nn.Module:
             break
-        held += vars(c).values()
-    known = _READS.get(cls)
-    if known is None or not _same(known, held):
-        if len(_READS) >= 512:
-            _READS.clear()
-        known = _READS[cls] = _reads(cls, held)
-    yield from known.others
-    for name, cell in known.cells:
-        item = cell.cell_contents
-        if item is not None and not _fixed(item):
-            yield name, item
-    for space, names in known.spaces:
-        for name in names:
-            item = space.get(name)
-            if item is not None and not _fixed(item):
-                yield name, item
-
-
-def _same(known: _Reads, held: list[Any]) -> bool:
-    """Whether classes hold what they held."""
-    codes = [item.__code__ for item in held if type(item) is FunctionType]
-    return (
-        len(held) == len(known.held)
-        and all(map(operator.is_, held, known.held))
-        and all(map(operator.is_, codes, known.codes))
-    )
-
-
-def _reads(cls: type[Any], held: list[Any]) -> _Reads:
-    names = (name for c in cls.__mro__ for name in vars(c))  # those of Regularizer come later
-    found = _Reads(held, [], [], [], [])
-    for name, item in zip(names, held, strict=False):
-        if isinstance(item, FunctionType):
-            code, closure = item.__code__, item.__closure__ or ()
-            found.codes.append(code)
-            read = zip(code.co_freevars, closure, strict=True)
-            found.cells.extend((k, cell) for k, cell in read if k != "__class__")
-            found.spaces.append((item.__globals__, _global_names(code)))
-        elif not (name.startswith("__") or hasattr(Regularizer, name) or _fixed(item)):
-            found.others.append((name, item))
-    return found
+        for name, item in vars(c).items():
+            if not isinstance(item, FunctionType):
+                if not (name.startswith("__") or hasattr(Regularizer, name) or _fixed(item)):
+                    yield name, item
+                continue
+            code, space = item.__code__, item.__globals__
+            cells = zip(code.co_freevars, item.__closure__ or (), strict=True)
+            read = [(k, cell.cell_contents) for k, cell in cells if k != "__class__"]
+            for key, held in (*read, *((k, space.get(k)) for k in _global_names(code))):
+                if held is not None and not _fixed(held):
+                    yield key, held
 
 
 @functools.lru_cache(maxsize=1024)
