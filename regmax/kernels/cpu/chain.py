@@ -79,17 +79,17 @@ class _DirectChain(DirectRows):
 
     def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
         y, gaps = result(x), self.gamma.new_zeros(1)
-        self.run(0, {0: x, 1 + self.last: y, 2 + self.last: gaps}, theta)
+        self.run(0, {0: x, self.at: y, 1 + self.at: gaps}, theta)
         return y, taking_part(x, gaps, None)
 
     def backward(
         self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper]:
-        arrays = {0: y, 1: v, 1 + self.last: (out := result(y))}
+        arrays = {0: y, 1: v, self.at: (out := result(y))}
         each = [self.gamma.new_empty(len(y)) for _ in self.theta] if hyper else []
-        arrays.update({2 + self.last + k: t for k, t in enumerate(each)})
+        arrays.update({1 + self.at + k: t for k, t in enumerate(each)})
         if mask is not None:
-            arrays[2 + self.last + len(self.theta)] = mask
+            arrays[1 + self.at + len(self.theta)] = mask
         self.run(1, arrays, theta)
         return out, tuple([each[k] for k in self.open if hyper])
 
