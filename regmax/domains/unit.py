@@ -25,7 +25,7 @@ class Unit(Faced):
         return simplex.uniform(like, self.on if part is None else part)
 
     def nearest(self, v: Tensor) -> Tensor:
-        return simplex.nearest(v, self.on)
+        return simplex.project(v, self.on)
 
     def inside(self, y: Tensor) -> Tensor:
         return simplex.normalize(self._fill(y.clamp_min(0), 0))

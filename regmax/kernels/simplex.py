@@ -35,34 +35,6 @@ def project(v: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(close, y, normalize(y)).to(v.dtype)
 
 
-def nearest(v: Tensor, mask: Tensor | None) -> Tensor:
-    """P_Δ(v) up to rounding, for use inside iterations: Newton's method on τ, whose iterates
-    increase to the root (Michelot 1986). Where testing for the root would synchronise, τ is found
-    by sorting, and one such step removes its rounding."""
-    if mask is not None:
-        v = v.masked_fill(~mask, -torch.inf)
-    u = v - v.amax(-1, keepdim=True)
-    if transforms.waits(v):
-        sums = u.sort(-1, descending=True).values.cumsum(-1) - 1
-        tau = (sums / torch.arange(1, u.shape[-1] + 1, device=u.device)).amax(-1, keepdim=True)
-        w = (u - tau).clamp_min_(0)
-        tau = tau + (w.sum(-1, keepdim=True) - 1) / w.sign().sum(-1, keepdim=True).clamp_min(1)
-        return normalize((u - tau).clamp_min_(0))
-    # two lower bounds of the root: the support is all entries, or the largest alone
-    count = u.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
-    mean = u.clamp_min(-1) if mask is None else u.clamp_min(-1) * mask
-    tau = ((mean.sum(-1, keepdim=True) - 1) / count).clamp_min_(-1)
-    w = u
-    for k in range(64):
-        w = (u - tau).clamp_min_(0)
-        step = (w.sum(-1, keepdim=True) - 1) / w.sign().sum(-1, keepdim=True)
-        far = step > 2 * torch.finfo(v.dtype).eps
-        tau = tau + far * step
-        if k % 2 and not bool(far.any()):
-            break
-    return normalize((u - tau).clamp_min_(0))
-
-
 def softmax(z: Tensor) -> Tensor:
     """exp(z) / Σ exp(z). Long rows are normalized again: torch adds in sequence and rounds more."""
     y = z.softmax(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regmax.kernels.cpu import divergence, loss_rows, mapping, simd
+from regmax.kernels.cpu import mapping, simd
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.threshold import Description
 
@@ -33,4 +33,3 @@ def one(theta: Any) -> Any:
 
 DESCRIPTION = Description(inverse, slope, weight, one=one)
 forward, backward = mapping.functions(DESCRIPTION, theta=0.0)
-losses, slopes = loss_rows.functions(divergence.integrated(DESCRIPTION))

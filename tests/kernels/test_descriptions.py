@@ -10,9 +10,9 @@ from mapping_checks import normal
 
 pytest.importorskip("numba", reason="the CPU kernels need numba")
 
-from regmax.kernels.cpu.losses import CompiledLosses
+from regmax.kernels.cpu.rows import CompiledRows
 
-KERNEL = CompiledLosses("described", theta=0.0, losses="described")
+KERNEL = CompiledRows("described")
 GAMMA = torch.tensor([0.7], dtype=torch.float64)
 
 
@@ -41,34 +41,3 @@ def test_optimality_and_jacobian(d: int, dtype: torch.dtype) -> None:
         s = torch.where(on, 1 / (1 + wide), 0)
         mean = (s * v).sum(-1, keepdim=True) / s.sum(-1, keepdim=True)
         torch.testing.assert_close(g.double(), s * (v - mean) / GAMMA, rtol=0, atol=64 * eps)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("d", [2, 7, 300])
-def test_losses(d: int, dtype: torch.dtype) -> None:
-    """max_Ω(x) + γΩ(t) − ⟨t, x⟩ of vertices and of distributions, and what moves γ."""
-    x = (normal(20, d, seed=d) * torch.logspace(-3, 2, 20).unsqueeze(-1)).to(dtype)
-    k = torch.arange(20) % d
-    k[5:9] = x[5:9].argmax(-1)
-    vertices = torch.eye(d, dtype=torch.float64)[k]
-    soft = (3 * normal(20, d, seed=1)).softmax(-1).to(dtype)
-    wide, gamma = x.double(), float(GAMMA)
-    y = KERNEL.forward(wide, GAMMA, (), None)[0]
-
-    def omega(t: torch.Tensor) -> torch.Tensor:
-        return (t.square() / 2 + t**3 / 6).sum(-1)
-
-    for target, t in ((k.unsqueeze(-1), vertices), (soft, soft.double())):
-        t = t / t.sum(-1, keepdim=True)
-        found = KERNEL.loss(x, target, GAMMA, (), None, 0.0)
-        assert found is not None
-        value, dx = found
-        right = ((y - t) * wide).sum(-1) + gamma * (omega(t) - omega(y))
-        eps = torch.finfo(dtype).eps
-        near = 16 * eps * (1 + float(wide.abs().max()))
-        assert bool((value >= 0).all())
-        torch.testing.assert_close(value, right, rtol=4 * eps, atol=near)
-        torch.testing.assert_close(dx.double(), y - t, rtol=0, atol=near)
-        slopes = KERNEL.loss_slopes(dx, x, target, GAMMA, (), None, 0.0)
-        assert slopes is not None
-        torch.testing.assert_close(slopes[:, 0], omega(t) - omega(y), rtol=0, atol=near)

@@ -58,21 +58,6 @@ class Chain(CompiledRows):
         self.rows(theta).run(0, x, gamma, *theta, mask, y, gaps)
         return y, taking_part(x, gaps, mask)
 
-    def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        hyper: bool,
-    ) -> tuple[Tensor, Hyper | None]:
-        out = result(y)
-        each = tuple(gamma.new_empty(len(y)) for _ in theta) if hyper else ()
-        slopes = each or (None for _ in theta)
-        self.rows(theta).run(1, y, v, gamma, *theta, out, *slopes, mask)
-        return out, each if hyper else None
-
 
 class _DirectChain(DirectRows):
     """Its jobs have whether scores are −∞ after y, and backward all products and who takes part."""

@@ -1,56 +1,29 @@
 """Bregman divergences D(t, y) = e(t) − e(y) − e'(y)(t − y), of which the losses of Ω = Σ e(y_i) are
-sums (:mod:`regmax.kernels.cpu.loss_rows`).
-
-Those of powers, with a = θ − 1 and log_a(y) = (y^a − 1)/a, log y at a = 0, have
+sums (:mod:`regmax.kernels.cpu.loss_rows`), where e is a power: with a = θ − 1 and
+log_a(y) = (y^a − 1)/a, log y at a = 0,
 
     e'(y) = log_a(y),  e(y) = y (log_a(y) − 1)/(a + 1),  D(0, y) = y^(a+1)/(a + 1),
     D(t, y) = (y^a (y − t) + t (log_a t − log_a y)) / (a + 1).
 
-No term is negative, and the forms for a = 0, ½ and 1 do not cancel. Any other e has
-
-    D(t, y) = (t − y)² ∫ (1 − u) e''(y + u (t − y)) du,    0 ≤ u ≤ 1.
+No term is negative, and the forms for a = 0, ½ and 1 do not cancel. All are functions of vectors of
+float32 or float64, and of θ, a number; their results are float64.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from . import elementary, simd
 from .elementary import Either
 from .jit import njit
-from .threshold import Description
 
 TINY = 2.3e-308
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """What a loss takes from e: functions of vectors of float32 or float64, and of θ, a number.
-    Their results are float64."""
-
-    slope: Any
-    """(y, θ) → e'(y) of y > 0. It may have a constant more, c; then e has c y more."""
-    mean: Any
-    """(t, e'(t), θ) → (e(t) − e(0))/t; some number at t = 0."""
-    apart: Any
-    """(t, y, e'(t), θ) → D(t, y) of y > 0."""
-    alone: Any
-    """(y, θ) → D(0, y)."""
-    vertex: Any
-    """(1 − y, log y, θ), numbers → D(1, y)."""
-    terms: Any
-    """(y of float64, θ, whether Ω is a norm, whether θ is a hyperparameter) → e(y) and ∂e/∂θ, up to
-    a multiple of y; or y^θ and its derivative in θ, for the norm."""
-    simple: Any
-    """θ → whether ``apart`` does without e'(t), and ``alone`` takes less time than to pack y."""
-
-
 @njit
-def _log_a(t: Any, theta: float) -> Any:
+def slope(t: Any, theta: float) -> Any:
+    """e'(t) = log_a(t) of t > 0."""
     a = theta - 1.0
     if a == 1.0:
         return simd.wide(t) - 1.0
@@ -65,7 +38,8 @@ def _log_a(t: Any, theta: float) -> Any:
 
 
 @njit
-def _mean(t: Any, log: Any, theta: float) -> Any:
+def mean(t: Any, log: Any, theta: float) -> Any:
+    """(e(t) − e(0))/t from e'(t); some number at t = 0."""
     return (log - 1.0) * (1.0 / theta)
 
 
@@ -96,7 +70,8 @@ _relative_entropy = Either(_relative_entropy32, _relative_entropy64)
 
 
 @njit
-def _apart(t: Any, y: Any, log: Any, theta: float) -> Any:
+def apart(t: Any, y: Any, log: Any, theta: float) -> Any:
+    """D(t, y) of y > 0, from e'(t)."""
     a = theta - 1.0
     if a == 1.0:
         off = y - t
@@ -109,12 +84,13 @@ def _apart(t: Any, y: Any, log: Any, theta: float) -> Any:
     if a == 0.0:
         return simd.wide(_relative_entropy(t, y))
     u, v = simd.wide(y), simd.wide(t)
-    own = _log_a(u, theta)
+    own = slope(u, theta)
     return ((own * a + 1.0) * (u - v) + v * (log - own)) * (1.0 / theta)
 
 
 @njit
-def _alone(y: Any, theta: float) -> Any:
+def alone(y: Any, theta: float) -> Any:
+    """D(0, y)."""
     v = simd.wide(y)
     if theta == 1.0:
         return v
@@ -127,7 +103,8 @@ def _alone(y: Any, theta: float) -> Any:
 
 
 @njit
-def _vertex(rest: float, log_y: float, theta: float) -> float:
+def vertex(rest: float, log_y: float, theta: float) -> float:
+    """D(1, y) of numbers, from 1 − y and log y."""
     # (1 − y^a (1 + a (1 − y))) / (a (a + 1))
     a = theta - 1.0
     if a == 1.0:
@@ -138,7 +115,9 @@ def _vertex(rest: float, log_y: float, theta: float) -> float:
 
 
 @njit
-def _terms(y: Any, theta: float, norm: bool, given: bool) -> tuple[Any, Any]:
+def terms(y: Any, theta: float, norm: bool, given: bool) -> tuple[Any, Any]:
+    """e(y) and ∂e/∂θ, up to a multiple of y, of float64; for a norm y^θ and its derivative in θ.
+    ``given``: whether θ is a hyperparameter."""
     if theta == 2.0 and not given:
         return y * y * 0.5, y
     a, log = theta - 1.0, elementary.log(simd.larger(y, TINY))
@@ -151,63 +130,15 @@ def _terms(y: Any, theta: float, norm: bool, given: bool) -> tuple[Any, Any]:
 
 
 @njit
-def _simple(theta: float) -> bool:
+def simple(theta: float) -> bool:
+    """Whether ``apart`` does without e'(t), and ``alone`` takes less time than to pack y."""
     return theta == 1.0 or theta == 1.5 or theta == 2.0
 
 
 @njit
 def outer(s: float, t: float, theta: float, norm: bool) -> tuple[float, float]:
-    """Ω, up to a constant, and its derivative in θ, from the sums of ``Divergence.terms``."""
+    """Ω, up to a constant, and its derivative in θ, from the sums of :func:`terms`."""
     if not norm:
         return s, t
     square = s ** (2.0 / theta)
     return 0.5 * square, square * (t / s - math.log(s) / theta) / theta
-
-
-POWERS = Divergence(_log_a, _mean, _apart, _alone, _vertex, _terms, _simple)
-
-
-def integrated(own: Description) -> Divergence:
-    """From e' and e'' of a description, by Gauss–Legendre quadrature with 8 points: for an e'' that
-    is smooth on [0, 1], 0 included."""
-    both, zero = own.slope, own.zero
-    points, weights = np.polynomial.legendre.leggauss(8)
-    places = tuple(0.5 + 0.5 * float(u) for u in points)
-    shares = tuple(0.5 * float(w) * (1.0 - u) for w, u in zip(weights, places, strict=True))
-
-    @njit
-    def slope(y: Any, theta: float) -> Any:
-        return both(simd.wide(y), simd.spread(simd.wide(y), theta))[0]
-
-    @njit
-    def apart(t: Any, y: Any, log: Any, theta: float) -> Any:
-        start, each = simd.wide(y), simd.spread(simd.wide(y), theta)
-        change = simd.wide(t) - start
-        total = simd.spread(start, 0.0)
-        for k in range(len(places)):
-            total = total + both(start + change * places[k], each)[1] * shares[k]
-        return change * change * total
-
-    @njit
-    def alone(y: Any, theta: float) -> Any:
-        return apart(simd.spread(y, 0.0), y, y, theta)
-
-    @njit
-    def mean(t: Any, log: Any, theta: float) -> Any:
-        v = simd.wide(t)
-        return apart(v, simd.spread(v, 0.0), v, theta) / simd.larger(v, TINY) + zero(theta)
-
-    @njit
-    def vertex(rest: float, log_y: float, theta: float) -> float:
-        none = simd.to_float(simd.lanes()) * 0.0
-        one, total = none + 1.0, none
-        for k in range(len(places)):
-            at = one - (1.0 - places[k]) * rest
-            total = total + both(at, none + theta)[1] * shares[k]
-        return rest * rest * simd.largest(total)
-
-    @njit
-    def terms(y: Any, theta: float, norm: bool, given: bool) -> tuple[Any, Any]:
-        return y * mean(y, y, theta), simd.spread(y, 0.0)
-
-    return Divergence(slope, mean, apart, alone, vertex, terms, own.covers)

@@ -21,21 +21,16 @@ from .job import COUNT
 from .rows import PASSES, CompiledRows, result
 from .threads import over_rows
 
-POWERS = "regmax.kernels.cpu.loss_rows"
-"""The module of the losses of powers."""
-
 
 @functools.cache
-def _compiled(module: str, name: str) -> CompiledRows:
-    return CompiledRows(module, names=(name,))
+def _compiled(name: str) -> CompiledRows:
+    return CompiledRows("regmax.kernels.cpu.loss_rows", names=(name,))
 
 
 class CompiledLosses(CompiledRows):
-    """``CompiledRows`` with losses. ``theta`` is the number of an e' = y^(θ−1) without a
-    hyperparameter, and ``norm`` says whether Ω is a norm. For another e, the module ``losses`` has
-    ``losses`` and ``slopes`` of :func:`regmax.kernels.cpu.loss_rows.functions`. ``special`` are
-    functions of less code, where θ is one number for which a condition holds: it, and their
-    names."""
+    """``CompiledRows`` with losses, for a power e. ``theta`` is the number of an e' = y^(θ−1)
+    without a hyperparameter, and ``norm`` says whether Ω is a norm. ``special`` are functions of
+    less code, where θ is one number for which a condition holds: it, and their names."""
 
     distributions = True
 
@@ -46,10 +41,9 @@ class CompiledLosses(CompiledRows):
         norm: bool = False,
         names: tuple[str, ...] = PASSES,
         special: tuple[tuple[Callable[[float], bool], tuple[str, str]], ...] = (),
-        losses: str = POWERS,
     ) -> None:
         super().__init__(module, names=names)
-        self.given, self.norm, self.losses = theta is None, norm, losses
+        self.given, self.norm = theta is None, norm
         self.theta = theta or 0.0  # not a tensor: what is made under a tracer belongs to it
         self.special = [(holds, CompiledRows(module, names=own)) for holds, own in special]
         self.parts = tuple(rows for _, rows in self.special)
@@ -86,11 +80,11 @@ class CompiledLosses(CompiledRows):
     def compile_losses(self, dtype: torch.dtype) -> None:
         """Compile what the losses need."""
         self._tasks(self, dtype)
-        _compiled(self.losses, "slopes").task(0, dtype)
+        _compiled("slopes").task(0, dtype)
 
     def _tasks(self, rows: CompiledRows, dtype: torch.dtype) -> tuple[int, tuple[Any, int]]:
         """The address of the function of the mapping, and the function of the losses."""
-        losses = _compiled(self.losses, "losses")
+        losses = _compiled("losses")
         if (0, dtype) not in losses.compiled:
             losses.soon(dtype)
         _, code = rows.task(0, dtype, alone=True)
@@ -124,7 +118,7 @@ class CompiledLosses(CompiledRows):
         if not target.is_floating_point():
             target = target.reshape(-1)
         slopes = x.new_empty((len(x), 2), dtype=torch.float64)
-        task = _compiled(self.losses, "slopes").task(0, x.dtype)
+        task = _compiled("slopes").task(0, x.dtype)
         self._run(task, x, target, (gamma, theta, mask, epsilon), dx, slopes)
         return slopes
 

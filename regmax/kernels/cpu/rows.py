@@ -40,7 +40,8 @@ class CompiledRows(Kernel):
     where ``names`` has one.
 
     forward(job, like) takes rows from the job until none is left; its arrays are x, γ, θ …, the
-    mask, y. The arrays of backward(job, like) are y, v, γ, θ …, the gradient of x, those of θ.
+    mask, y. The arrays of backward(job, like) are y, v, γ, θ …, the gradient of x, those of θ, the
+    mask that forward returned.
     ``like`` is a pointer of x's type. See :func:`regmax.kernels.cpu.common.rows_at`. The module is
     imported if the functions are compiled, not if they are on disk.
     """
@@ -149,7 +150,7 @@ class CompiledRows(Kernel):
         out = result(y)
         each = tuple(gamma.new_empty(len(y)) for _ in theta) if hyper else ()
         rows = self.rows(theta)
-        rows.run(1, y, v, gamma, *theta, out, *(each or (None for _ in theta)))
+        rows.run(1, y, v, gamma, *theta, out, *(each or (None for _ in theta)), mask)
         return out, each if hyper else None
 
 

@@ -4,7 +4,7 @@
 parts, an ``entry``, from it. ``source`` writes the derivatives of e as source by ``operations``,
 ``loops`` those of F, and ``compiled`` compiles both. Where all entries have one e, the template of
 threshold mappings computes rows (``template``), by a table of (e')⁻¹ (``implicit``) unless e' is a
-power; a linear term moves the scores (``shift``), and ``between`` certifies rows between bounds.
+power; a linear term moves the scores (``parts``), and ``between`` certifies rows between bounds.
 ``separable`` (Ω = Σ e) and ``coupled`` solve, certify and differentiate other rows (``kernel``).
 For a GPU ``triton_source`` translates the source of e, and ``triton_rows`` does the same for
 Ω = Σ e (``triton_kernel``).

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
 import sys
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..cpu.compiling import loaded
+from ..cpu.compiling import loaded, version
 from ..folders import module
 from ..sources import written
 
@@ -20,21 +17,14 @@ _USED = "common", "elementary", "memory", "simd"
 _OURS = "\nfrom regmax.kernels.cpu import " + ", ".join(_USED) + "  # {}\n"
 
 
-@functools.cache
-def _version() -> str:
-    """A digest of the modules that it uses."""
-    folder = Path(__file__).parents[1] / "cpu"
-    texts = [(folder / f"{name}.py").read_bytes() for name in _USED]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
-
-
 class Function:
     """A compiled function of entries; ``path`` is its source. Its code is freed with it."""
 
     def __init__(self, source: str) -> None:
         name = source.split("(")[0].removeprefix("def ")
         ours = any(f"{module}." in source for module in _USED)
-        text = _HEAD.format(_OURS.format(_version()) if ours else "") + source
+        used = _OURS.format(version("regmax.kernels.cpu.common")) if ours else ""
+        text = _HEAD.format(used) + source
         self.path, kept = written(name, text)
 
         def make() -> bytes:

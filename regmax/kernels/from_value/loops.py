@@ -33,9 +33,41 @@ _HEAD = (
 _ALONE = re.compile(r"\b[wqy]\[[k\d]\d*\]")
 _NEW = FILLED | {"new_zeros", "new_ones", "new_full", "empty_like"}
 _CONTRACTED = {"mm": ("ik", "kj", "ij"), "bmm": ("bik", "bkj", "bij"), "mv": ("ik", "k", "i")} | {
-    "dot": ("k", "k", ""),
-    "addmm": ("ik", "kj", "ij"),
+    "dot": ("k", "k", "")
 }
+
+
+def _variance(x: Tensor, dims: Any = None, correction: Any = 1, keepdim: bool = False) -> Tensor:
+    dims = dims or list(range(x.ndim))
+    count, away = math.prod(x.shape[k] for k in dims), x - x.mean(dims, True)
+    return (away * away).sum(dims, keepdim) / max(count - correction, 0)
+
+
+def _norm(x: Tensor, p: Any = 2, dims: Any = None, keepdim: bool = False) -> Tensor:
+    if not 0 < p < 99:
+        raise Unknown("a norm has no translation with these arguments")
+    total = (x * x if p == 2 else x.abs() ** p).sum(dims or list(range(x.ndim)), keepdim)
+    return total.sqrt() if p == 2 else total ** (1 / p)
+
+
+_PARTS: dict[str, Callable[..., Tensor]] = {
+    "mean": lambda x, dims=None, keepdim=False: (
+        x.sum(dims or list(range(x.ndim)), keepdim)
+        / math.prod(x.shape[k] for k in dims or range(x.ndim))
+    ),
+    "var": _variance,
+    "std": lambda x, *args, **kwargs: _variance(x, *args, **kwargs).sqrt(),
+    "linalg_vector_norm": _norm,
+    "addmm": lambda start, x, y: start + x @ y,
+    "logsumexp": lambda x, dims, keepdim=False: (
+        (x - x.amax(dims, True)).exp().sum(dims, keepdim).log() + x.amax(dims, keepdim)
+    ),
+    "_softmax": lambda x, dim, _: (x - x.logsumexp(dim, True)).exp(),
+    "_log_softmax": lambda x, dim, _: x - x.logsumexp(dim, True),
+    "_softmax_backward_data": lambda g, s, dim, _: s * (g - (g * s).sum(dim, True)),
+    "_log_softmax_backward_data": lambda g, s, dim, _: g - s.exp() * g.sum(dim, True),
+}
+"""Operations by others."""
 
 
 class Program:
@@ -70,7 +102,7 @@ class Program:
     ) -> str:
         given = [t.detach().clone() for t in (y, y, *inputs)]
         given[0].requires_grad_()
-        tape = Tape(given, writes=True)
+        tape = Tape(given, True, _PARTS)
         with torch.enable_grad(), tape:
             found = function(*given)
         writer = _Writer(tape, len(given), self)
@@ -198,13 +230,6 @@ class _Writer:
         self.room += numel
         return found
 
-    def _temporary(self, like: Array) -> Array:
-        """Room for as many numbers as ``like`` has."""
-        own = torch.empty(like.shape, device="cpu")
-        found = self._array("w", own, self.room, own.stride())
-        self.room += own.numel()
-        return found
-
     def _loops(self, sizes: Sequence[int], *body: str) -> list[str]:
         """The lines for all indices."""
         lines, depth = [], 0
@@ -230,14 +255,8 @@ class _Writer:
         sizes = out.shape
         if name in _CONTRACTED:
             self._contracted(step, out)
-        elif name in ("sum", "mean", "amax", "logsumexp", "linalg_vector_norm") and source:
+        elif name in ("sum", "amax") and source:
             self._reduced(step, source, out)
-        elif name in ("var", "std") and source is not None:
-            self._variance(step, source, out)
-        elif name in ("_softmax", "_log_softmax") and source is not None:
-            self._softmax(step, source, out)
-        elif name in ("_softmax_backward_data", "_log_softmax_backward_data"):
-            self._softmax_back(step, out)
         elif name in ("clone", "_to_copy", "_unsafe_view", "view", "reshape", "detach", "alias"):
             assert source is not None
             if source.shape != out.shape:
@@ -270,16 +289,9 @@ class _Writer:
 
     def _contracted(self, step: Step, out: Array) -> None:
         """Products of matrices."""
-        if step.kwargs:
-            raise Unknown(f"{step.op} has no translation with these arguments")
-        args = list(step.args)
-        if step.name == "addmm":
-            start = self._text(args.pop(0), out.shape)
-            self._put(out.shape, out.at(out.shape), start)
-        else:
-            self._fill(out, "0.0")
+        self._fill(out, "0.0")
         one, other, result = _CONTRACTED[step.name]
-        left, right = (self._operand(a) for a in args)
+        left, right = (self._operand(a) for a in step.args)
         letters = sorted(set(one + other), key=lambda c: (c == "k", c))
         sizes = dict(zip(one + other, left.shape + right.shape, strict=True))
         place = {c: f"i{k}" for k, c in enumerate(letters)}
@@ -294,90 +306,25 @@ class _Writer:
         found = self._known(ref)
         return self._table(self.tape.values[ref.at].detach()) if found is None else found
 
-    def _over(self, step: Step, source: Array, out: Array) -> tuple[Array, int]:
-        """The result with the dimensions of the source, and how many numbers each is of."""
-        place = 2 if step.name == "linalg_vector_norm" else 1
-        dims = step.args[place] if len(step.args) > place else None
+    def _reduced(self, step: Step, source: Array, out: Array) -> None:
+        """The sum or the largest number along some dimensions."""
         if step.kwargs.get("dtype") not in (None, torch.float64):
             raise Unknown(f"{step.op} has no translation with these arguments")
         n = len(source.shape)
-        dims = [dims] if isinstance(dims, int) else dims
-        over = {k % n for k in dims} if dims else set(range(n))
-        kept = len(out.shape) == n
+        over = {k % n for k in step.args[1]} if step.args[1:] and step.args[1] else set(range(n))
         rest = iter(out.strides)
         strides = []
         for k in range(n):
-            stride = next(rest) if kept or k not in over else 0
+            stride = next(rest) if len(out.shape) == n or k not in over else 0
             strides.append(0 if k in over else stride)
-        wide = Array(out.name, source.shape, out.offset, strides)
-        return wide, math.prod(source.shape[k] for k in over)
-
-    def _reduced(self, step: Step, source: Array, out: Array) -> None:
-        wide, count = self._over(step, source, out)
-        sizes = source.shape
-        all_ = out.shape
-        here, x, place = wide.at(sizes), source.at(sizes), out.at(all_)
+        sizes, x = source.shape, source.at(source.shape)
+        here = Array(out.name, sizes, out.offset, strides).at(sizes)
         if step.name == "amax":
             self._fill(out, "-np.inf")
             self._put(sizes, here, f"max({here}, {x})")
-        elif step.name == "logsumexp":
-            top = self._temporary(out)
-            at_top = self._over(step, source, top)[0].at(sizes)
-            self._fill(top, "-np.inf")
-            self._put(sizes, at_top, f"max({at_top}, {x})")
-            self._fill(out, "0.0")
-            self._put(sizes, here, f"math.exp({x} - {at_top})", "+=")
-            self._put(all_, place, f"math.log({place}) + {top.at(all_)}")
-        elif step.name == "linalg_vector_norm":
-            p = step.args[1] if len(step.args) > 1 else 2
-            if not isinstance(p, int | float) or not 0 < p < 99:
-                raise Unknown(f"{step.op} has no translation with these arguments")
-            power, root = self._text(p), self._text(1 / p)
-            self._fill(out, "0.0")
-            self._put(sizes, here, f"{x} * {x}" if p == 2 else f"abs({x}) ** {power}", "+=")
-            self._put(all_, place, f"math.sqrt({place})" if p == 2 else f"{place} ** {root}")
         else:
             self._fill(out, "0.0")
             self._put(sizes, here, x, "+=")
-            if step.name == "mean":
-                self._put(all_, place, self._text(count), "/=")
-
-    def _variance(self, step: Step, source: Array, out: Array) -> None:
-        wide, count = self._over(step, source, out)
-        middle = self._temporary(out)
-        self._reduced(Step(step.at, aten.mean.dim, step.args[:2], {}), source, middle)
-        sizes = source.shape
-        own = out.at()
-        gap = f"({source.at(sizes)} - {self._over(step, source, middle)[0].at(sizes)})"
-        less = step.kwargs.get("correction", 1)
-        self._fill(out, "0.0")
-        self._put(sizes, wide.at(sizes), f"{gap} * {gap}", "+=")
-        of = f"{own} / {self._text(max(count - less, 0))}"
-        self._put(out.shape, own, of if step.name == "var" else f"math.sqrt({of})")
-
-    def _total(self, out: Array, dim: int) -> Array:
-        """Room for one number for all along ``dim``."""
-        each = list(out.shape)
-        each[dim] = 1
-        return self._temporary(Array("w", each, 0, out.strides))
-
-    def _softmax(self, step: Step, source: Array, out: Array) -> None:
-        logs = Step(step.at, aten.logsumexp.default, (step.args[0], [step.args[1]]), {})
-        total = self._total(out, step.args[1])
-        self._reduced(logs, source, total)
-        text = f"{source.at(out.shape)} - {total.at(out.shape)}"
-        text = text if step.name == "_log_softmax" else f"math.exp({text})"
-        self._put(out.shape, out.at(out.shape), text)
-
-    def _softmax_back(self, step: Step, out: Array) -> None:
-        """s (g − Σ g s), or g − exp(s) Σ g."""
-        g, s = (self._operand(a).at(out.shape) for a in step.args[:2])
-        total = self._total(out, step.args[2])
-        at, logs = total.at(out.shape), step.name == "_log_softmax_backward_data"
-        self._fill(total, "0.0")
-        self._put(out.shape, at, g if logs else f"{g} * {s}", "+=")
-        text = f"{g} - math.exp({s}) * {at}" if logs else f"{s} * ({g} - {at})"
-        self._put(out.shape, out.at(out.shape), text)
 
     def _linear(self, step: Step, out: Array) -> None:
         """An operation that is linear in what depends on y, by its matrix."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -49,11 +50,17 @@ class Step:
 
 class Tape(TorchDispatchMode):
     """What runs inside ``with tape:``, as steps on the ``inputs``, which are the first values.
-    ``writes``: an operation may write to a tensor of which there are no views."""
+    ``writes``: an operation may write to a tensor of which there are no views. ``parts``: the
+    operations that are recorded as what a function of the same arguments does."""
 
-    def __init__(self, inputs: Sequence[Tensor], writes: bool = False) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[Tensor],
+        writes: bool = False,
+        parts: Mapping[str, Callable[..., Tensor]] = MappingProxyType({}),
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._writes = writes
+        self._writes, self._parts = writes, parts
         self.steps: list[Step] = []
         self.values: list[Tensor] = []
         self._kept: list[Tensor] = []  # a tensor is known by its identity
@@ -70,6 +77,13 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        part = self._parts.get(func.overloadpacket.__name__)
+        if part is not None:
+            try:
+                with self:
+                    return part(*args, **(kwargs or {}))
+            except TypeError:
+                raise Unknown(f"{func} has no translation with these arguments") from None
         shapes = torch.Tag.dynamic_output_shape in func.tags
         if func is aten.index.Tensor:  # a mask is read, positions are not
             shapes = any(t is not None and t.dtype == torch.bool for t in args[1])
