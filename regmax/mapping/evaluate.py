@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +55,7 @@ def mapping(
         try:
             y = None
             if domain is None and mask is None and dim == -1 and type(gamma) is float:
-                y = _known(choose.known, x, omega, x, gamma, settings)
+                y = _known(omega, x, gamma, settings)
             if y is None:
                 y = _of_scores(omega, x, gamma, dim, mask, domain)
         except RuntimeError:  # from a tensor without strides or memory, which is named
@@ -77,32 +76,10 @@ def mapping(
     return rows.restore(argmax(rows, settings)[0])
 
 
-def by_name(
-    cls: type[Regularizer],
-    hyper: dict[str, Any],
-    make: Callable[..., Regularizer],
-    x: Any,
-    gamma: float | Tensor,
-    dim: int,
-    mask: Any,
-    settings: Settings,
-) -> Tensor:
-    """:func:`mapping` of the Ω that ``make(cls, hyper)`` gives, which is not made where a call
-    like this one found the kernel."""
-    if mask is None and dim == -1 and type(gamma) is float and isinstance(x, Tensor) and x.is_cpu:
-        try:
-            y = _known(choose.known_by_name, x, cls, hyper, x, gamma, lambda: make(cls, hyper))
-        except RuntimeError:  # which mapping explains
-            y = None
-        if y is not None:
-            return y
-    return mapping(make(cls, hyper), x, gamma, dim, mask, settings)
-
-
-def _known(find: Callable[..., Any], x: Tensor, *given: Any) -> Tensor | None:
+def _known(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Tensor | None:
     """Π_Ω(x) by the method that a call like this one found, or None where it must be looked for."""
     try:
-        found = find(*given)
+        found = choose.known(omega, x, gamma, settings)
         if found is None:
             return None
         method, theta = found

@@ -6,7 +6,7 @@ a prox; a closed form in PyTorch; a solver. ``layer.explain`` says which one, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,18 +54,10 @@ def known(
 
 
 def known_kernel(omega: Regularizer, x: Any, gamma: float) -> tuple[Method, Hyper] | None:
-    """The same for an Ω with a kernel."""
-    held = omega.__dict__
+    """The same for an Ω with a kernel. None where Ω may depend on more than its hyperparameters."""
+    cls, held = type(omega), omega.__dict__
     if omega._parameters:
         held = {**held, **omega._parameters}
-    return known_by_name(type(omega), held, x, gamma, lambda: omega)
-
-
-def known_by_name(
-    cls: Any, held: dict[str, Any], x: Any, gamma: float, make: Callable[[], Regularizer]
-) -> tuple[Method, Hyper] | None:
-    """:func:`known` of an Ω with a kernel, which ``make`` gives: of the class ``cls`` with
-    attributes ``held``. None where Ω may depend on more than these."""
     if type(x) not in transforms.PLAIN or x.ndim == 0 or not (ASKED.get() and transforms.plain()):
         return None
     exact = held.get("exact", cls.exact)
@@ -85,7 +77,7 @@ def known_by_name(
     try:
         found = METHODS[key]
     except KeyError:
-        found = _by_kernel(make(), x, gamma)
+        found = _by_kernel(omega, x, gamma)
         remember(key, found)
     if found is None:
         return None
