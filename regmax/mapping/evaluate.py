@@ -83,14 +83,14 @@ def _known(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Tens
         if found is None:
             return None
         method, theta = found
-        if method.direct is None:
+        direct: Any = method.direct
+        if direct is None:
             y: Tensor | None = method.kernel.operator(x, *method.filled(theta))
             if y is not None:
                 return y
-        if method.kernel is not None or x.dtype in method.direct.dtypes:
+        if method.kernel is not None or x.dtype in direct.dtypes:
             return function.argmax(method, x, None, theta)
-        y = function.argmax(method, x.to(method.direct.dtypes[0]), None, theta)
-        return y.to(x.dtype)
+        return function.argmax(method, x.to(direct.dtypes[0]), None, theta).to(x.dtype)
     except Missed:
         return None
 

@@ -154,8 +154,8 @@ class Product(torch.autograd.Function):
         if transforms.tracing():
             text, given = _recorded(method, tensors)
             return tuple(torch.ops.regmax.jacobian_product(y, part, v, given, text, hyper))
-        wants = [hyper] * len(tensors)
-        gx, each = method.backward(y, taking_part(part), v, tensors, wants)
+        products = method.differentiable if method.general else method.backward
+        gx, each = products(y, taking_part(part), v, tensors, [hyper] * len(tensors))
         return gx, *(t for t in each if t is not None)
 
     @staticmethod
@@ -287,11 +287,10 @@ def gradients(
     """The gradients of x and of those tensors of θ that are wanted, in any mode; None for γ."""
     found: list[Tensor | None] = [None] * len(tensors)
     first = int(method.numbers[0] is None)
-    if type(v) is Tensor and transforms.plain() and not transforms.batched(v):
-        if torch.is_grad_enabled():
-            return method.differentiable(y, taking_part(part), v, tensors, wants)
-        gx, each = method.backward(y, taking_part(part), v, tensors, wants[first:])
-    elif not method.general and transforms.under_transform((v, y)):
+    plain = type(v) is Tensor and transforms.plain() and not transforms.batched(v)
+    if not method.general and plain and not torch.is_grad_enabled():
+        gx, each = method.backward(y, taking_part(part), v, tensors, wants)
+    elif not (method.general or plain) and transforms.under_transform((v, y)):
         hyper = True in wants[first:]
         gx, *each = inside_grad.apply(Product, y, part, v, method, hyper, *tensors)
     else:

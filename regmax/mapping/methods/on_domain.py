@@ -27,7 +27,7 @@ from ...regularizers.penalty import Penalized, penalty_of, proxed, smooth_part, 
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, flat, numbered
 from . import from_value
-from .base import Method, Missed, method, reduced
+from .base import Method, Missed, Theta, method
 from .closed_form import Computed
 from .kernel import kernel_of, numbers_of
 from .solver import Forward, Settings, on_domain
@@ -72,28 +72,9 @@ class Between(Method):
         each = zip(found or (), self.numbers[1:], strict=False)
         return gx.view(y.shape), [t.view(*y.shape[:-1], 1) for t, own in each if own is None]
 
-    def differentiable(
-        self,
-        y: Tensor,
-        part: Tensor | None,
-        v: Tensor,
-        tensors: Sequence[Tensor],
-        wants: Sequence[bool],
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        gamma, *theta = self.filled(tensors)
-        omega = self.omega.with_tensors(dict(zip(self.names, theta, strict=True)))
-        first = int(self.numbers[0] is None)
-        names = [k for k, t in zip(self.names, self.numbers[1:], strict=True) if t is None]
-        y = torch.where(torch.isnan(y.detach()), 0, y)
+    def product(self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor) -> Tensor:
         bounds = region_of(self._limits, y.detach(), y.detach() > 0, False)
-        with transforms.full_precision(y.device.type):
-            w, _ = _product(omega, bounds, y, part, v)
-            given = omega, names, tensors[first:], wants[first:], y, w, part
-            products = [None] * first + hyperparameter_product(*given)
-        return w / gamma, [
-            None if t is None else reduced(t, item)
-            for t, item in zip(products, tensors, strict=True)
-        ]
+        return _product(omega, bounds, y, part, v)[0]
 
 
 def bounded(kernel: Kernel, domain: Domain) -> bool:
@@ -386,35 +367,28 @@ class OnDomain(Computed):
         if self._result is not None:
             return super().forward(x, mask, tensors)
         values = dict(zip(self.names, tensors, strict=True))
-        inside = {name: values[name] for name in self._names}
         each = zip(self._bounds.tensors, self._bounds.names, strict=True)
         bounds = Bounded.named(values, x) or self._bounds.with_tensors(
             {name: values[key] for name, key in each}
         )
-        given = self.omega.with_tensors(inside), x[..., :1], None, None, x.ndim - 1, x.dtype, bounds
+        given = self.at(tensors), x[..., :1], None, None, x.ndim - 1, x.dtype, bounds
         return computed(Rows(x, 1.0, mask, *given), self._settings).y, mask
 
-    def backward(
-        self,
-        y: Tensor,
-        part: Tensor | None,
-        v: Tensor,
-        tensors: Sequence[Tensor],
-        wants: Sequence[bool],
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """w = J v, the products with Ω's tensors, and with the bounds from q = v − H w."""
-        n = len(self._names)
-        omega: Regularizer = self.omega.with_tensors(dict(zip(self._names, tensors, strict=False)))
-        bounds = self._bounds
-        assert not isinstance(bounds, Projected)
-        with transforms.full_precision(y.device.type):
-            w, curvature = _product(omega, bounds, y, part, v)
-            each: list[Tensor | None] = [None for _ in bounds.tensors]
-            if True in wants[n:]:
-                each = [*bounds.products(v - curvature.matvec(w), y.detach()).values()]
-            average = averaging(penalty_of(omega), y, part)
-            w = w if average is None else average(w)
-            given = omega, self._names, tensors[:n], wants[:n], y, w, part
-            return w, [*hyperparameter_product(*given), *each]
+    def at(self, theta: Sequence[Any]) -> Regularizer:
+        found: Regularizer = self.omega.with_tensors(dict(zip(self._names, theta, strict=False)))
+        return found
 
-    differentiable = backward
+    def products(
+        self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor, theta: Theta
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Those with the bounds from q = v − H w."""
+        (_, tensors, wants), n, bounds = theta, len(self._names), self._bounds
+        assert not isinstance(bounds, Projected)
+        w, curvature = _product(omega, bounds, y, part, v)
+        each: list[Tensor | None] = [None for _ in bounds.tensors]
+        if True in wants[n:]:
+            each = [*bounds.products(v - curvature.matvec(w), y.detach()).values()]
+        average = averaging(penalty_of(omega), y, part)
+        w = w if average is None else average(w)
+        given = omega, self._names, tensors[:n], wants[:n], y, w, part
+        return w, [*hyperparameter_product(*given), *each]
