@@ -113,7 +113,7 @@ def _of_scores(
     if domain is not None and (kernel is None or transformed or not bounded(kernel, domain)):
         return None
     x, dim, on = arguments.rows(omega, x, dim, mask)
-    method, tensors, rows = choose.of_scores(kernel, omega, x, gamma, dim, transformed)
+    method, tensors, rows = choose.of_scores(kernel, omega, x, gamma, dim)
     if domain is not None:
         assert isinstance(domain, Simplex)
         method = Between(method, domain.limits(rows, dim), rows.movedim(dim, -1))

@@ -87,20 +87,10 @@ class Mapping(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        size, method = info.batch_size, inputs[2]
+        method = inputs[2]
         names = zip(("gamma", *method.names), method.numbers, strict=True)
-        own = [name for name, t in names if t is None]
-        each = zip(own, in_dims[4:], strict=True)
-        if all(dim is None or name in method.per_row for name, dim in each):
-            return Mapping.apply(*_stacked(size, in_dims, inputs, (0, 1))), 0  # type: ignore[no-untyped-call]
-        # a tensor of Ω that is not one number per row, a matrix for instance, differs
-        found = [
-            Mapping.apply(  # type: ignore[no-untyped-call]
-                *(t if d is None else t.select(d, i) for t, d in zip(inputs, in_dims, strict=True))
-            )
-            for i in range(size)
-        ]
-        return torch.stack(found), 0
+        per_row = [name in method.per_row for name, t in names if t is None]
+        return stacked(Mapping.apply, info.batch_size, in_dims, inputs, per_row), 0
 
 
 _plainly = super(torch.autograd.Function, Mapping).apply
@@ -195,6 +185,24 @@ def _keep(ctx: Any, *saved: Tensor | None) -> None:
     ctx.save_for_backward(*saved)
     if transforms.dual_level() or transforms.transforming():
         ctx.save_for_forward(*saved)
+
+
+def stacked(
+    call: Callable[..., Any], size: int, dims: tuple[Any, ...], inputs: Any, per_row: list[bool]
+) -> Tensor:
+    """Rows are independent, so a batch of problems, which ``call`` takes as x, mask, … and tensors,
+    is one problem with one more dimension in front; unless a tensor of Ω that is not one number
+    ``per_row``, a matrix for instance, differs in it."""
+    own = dims[len(dims) - len(per_row) :]
+    if all(dim is None or each for dim, each in zip(own, per_row, strict=True)):
+        found: Tensor = call(*_stacked(size, dims, inputs, (0, 1)))
+        return found
+    return torch.stack(
+        [
+            call(*(t if d is None else t.select(d, i) for t, d in zip(inputs, dims, strict=True)))
+            for i in range(size)
+        ]
+    )
 
 
 def _stacked(size: int, dims: tuple[Any, ...], inputs: Any, rows: tuple[int, ...]) -> list[Any]:

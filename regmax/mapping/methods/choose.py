@@ -25,13 +25,12 @@ from .. import kinks
 from ..rows import HALF, Rows
 from . import from_value
 from .base import METHODS, Method, Missed, laid_out, method, remember
-from .closed_form import Computed, check_composed, compute
+from .closed_form import Computed, compute
 from .kernel import (
     after_prox,
     bare,
     declared,
     kernel_of,
-    kernel_of_rows,
     numbers_of,
     with_kernel,
 )
@@ -185,7 +184,7 @@ def _recorded(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool
 
 
 def of_scores(
-    kernel: Kernel | None, omega: Regularizer, x: Tensor, gamma: Any, dim: int, transformed: bool
+    kernel: Kernel | None, omega: Regularizer, x: Tensor, gamma: Any, dim: int
 ) -> tuple[Method, Hyper, Tensor]:
     """The method of a kernel that takes the scores x, and x in a dtype that it takes."""
     if isinstance(omega, Recorded):
@@ -197,31 +196,18 @@ def of_scores(
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
-    checked = arguments.per_row if transformed else _checked
     factors: list[Any] = []
     while isinstance(own, Scaled):
-        factors.append(checked("c", own.c, Scaled.ranges["c"], like, dim))
+        factors.append(arguments.per_row("c", own.c, Scaled.ranges["c"], like, dim))
         own = own.base
     names, ranges = declared(own)
     numbers = [
-        checked(name, item, accepted, like, dim)
+        arguments.per_row(name, item, accepted, like, dim)
         for name, item, accepted in zip(names, numbers_of(own, gamma), ranges, strict=True)
     ]
     for c in factors:
         numbers[0] = numbers[0] * c
     return *method(kernel, own, numbers), rows
-
-
-def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any:
-    if (
-        isinstance(item, Tensor)
-        and item.ndim == 0
-        and item.dtype == rows.dtype
-        and item.device.type == rows.device.type == "cpu"
-        and accepted is not None
-    ):
-        return arguments.hyperparameter(name, item, *accepted)  # nothing to lay out
-    return arguments.per_row(name, item, accepted, rows, dim)
 
 
 # -- prepared rows ---------------------------------------------------------------------------------
@@ -235,12 +221,15 @@ def of_rows(rows: Rows, settings: Settings, value: bool = True) -> tuple[Method,
     if settings.solver == "auto":
         if not by_value(type(rows.omega)):  # type: ignore[arg-type]
             omega, gamma = bare(rows.omega, rows.gamma)
-            kernel = kernel_of_rows(omega, rows.x)
+            kernel = kernel_of(omega, rows.x)
             if kernel is not None:
-                return _described(kernel, omega, gamma, rows, settings)
-        found = _from_value(rows, settings) if value else None
-        if found is not None:
-            return found
+                found, tensors = method(kernel, omega, numbers_of(omega, gamma))
+                after = "prox, then " if isinstance(kernel, ProxThenBase) else ""
+                found.said = f"{after}closed form", f"{kernel.name} kernel of {who(omega)}"
+                return found, tensors
+        traced = _from_value(rows, settings) if value else None
+        if traced is not None:
+            return traced
     return solved(rows, settings)
 
 
@@ -264,27 +253,6 @@ def tensors_of(rows: Rows) -> list[Tensor]:
 def unsolved(rows: Rows, settings: Settings) -> Computed:
     """What computes rows like these, for their :func:`tensors_of` at each call."""
     return Computed(rows, settings) if rows.bounds is None else OnDomain(rows, settings)
-
-
-def _described(
-    kernel: Kernel, omega: Regularizer, gamma: Any, rows: Rows, settings: Settings
-) -> tuple[Method, Hyper]:
-    """The method of a kernel that Ω offers."""
-    path, why = "closed form", f"{kernel.name} kernel of {who(omega)}"
-    if isinstance(kernel, ProxThenBase):
-        path = f"prox, then {path}"
-    if isinstance(kernel, ProxThenBase) and not kernel.raw:
-        assert isinstance(omega, Penalized)
-        base = omega.base
-        why = (
-            f"{base.name or who(base)} is permutation-invariant, so Π = Π_base ∘ "
-            f"γ prox({omega.penalty.name}); {kernel.name} kernel of {who(base)}"
-        )
-        given = (omega, rows.x, gamma, rows.mask)
-        kernel.check = lambda y: check_composed(*given, y.view(rows.x.shape), settings)
-    found, tensors = method(kernel, omega, numbers_of(omega, gamma))
-    found.said = path, why
-    return found, tensors
 
 
 def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:

@@ -22,8 +22,8 @@ from ...regularizers.penalty import Penalized, penalty_of, who
 from ...regularizers.regularizer import Regularizer, frozen
 from .. import kinks
 from ..rows import Rows
-from .base import Method, Theta
-from .kernel import kernel_of, with_kernel
+from .base import Method, Theta, method
+from .kernel import kernel_of, numbers_of, with_kernel
 from .solver import Forward, Settings, by_solver, report, sampled
 
 
@@ -61,6 +61,11 @@ def _by_formula(
     omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, settings: Settings
 ) -> Forward | None:
     omega, gamma = unscaled(omega, gamma)
+    kernel = kernel_of(omega, x)  # of a base
+    if kernel is not None and x.dtype in kernel.dtypes:
+        found, tensors = method(kernel, omega, numbers_of(omega, gamma))
+        why = f"{kernel.name} kernel of {who(omega)}"
+        return Forward(found.forward(x, mask, tensors)[0], "closed form", why)
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return Forward(y, "closed form", f"{who(omega)} has one, in PyTorch")

@@ -8,7 +8,6 @@ compared with the traced one in some rows, and the solver computes what was not 
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +37,6 @@ from .traced import (
     compared,
     few,
     hyper,
-    in_few_rows,
     kernel_class,
     off,
     other,
@@ -343,10 +341,6 @@ class FromValue(Kernel):
             points = (torch.cat([near, self.made.point]),)
         else:
             points = simplex.inward(y.view(rows.x.shape)), self.made.point
-            if rows.x.ndim == 2 and not self.made.traced.entry.outside:
-                with contextlib.suppress(Exception):  # of a value that takes whole batches alone
-                    if self._agrees(*in_few_rows(omega, points, self.inputs, _POINTS)):
-                        return
         if not self._agrees(omega, points, self.inputs):
             raise Missed
 

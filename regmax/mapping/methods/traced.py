@@ -191,28 +191,9 @@ def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
 def few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
     """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
     flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
-    return flat[_evenly(len(flat), count)]
-
-
-def _evenly(rows: int, count: int) -> list[int]:
-    """The places of some rows, the first and the last among them."""
-    if rows <= count:
-        return list(range(rows))
-    return [round(k * (rows - 1) / (count - 1)) for k in range(count)]
-
-
-def in_few_rows(
-    omega: Regularizer, points: tuple[Tensor, ...], inputs: list[Tensor], count: int
-) -> tuple[Regularizer, tuple[Tensor, ...], list[Tensor]]:
-    """Ω, points and inputs of some rows of a batch, where each row has its own numbers."""
-    rows = len(points[0])
-    at = _evenly(rows, count)
-
-    def some(t: Tensor) -> Tensor:
-        return t[at] if t.ndim > 0 and len(t) == rows else t
-
-    tensors = {name: some(t) for name, t in omega.tensors(fixed=True).items()}
-    return omega.with_tensors(tensors), tuple(map(some, points)), list(map(some, inputs))
+    if len(flat) <= count:
+        return flat
+    return flat[[round(k * (len(flat) - 1) / (count - 1)) for k in range(count)]]
 
 
 def hyper(t: Tensor) -> Tensor:
