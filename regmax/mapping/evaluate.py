@@ -24,8 +24,9 @@ from ..regularizers.penalty import Penalized, penalty_of, who
 from ..regularizers.regularizer import Regularizer
 from ..solvers.kinks import Tied, multiplied
 from . import function, jagged, kinks, sharded
-from .function import newton_steps
+from .function import newton_steps, relative
 from .jagged import is_jagged
+from .maximum import smooth_max
 from .methods import choose
 from .methods.base import Missed
 from .methods.closed_form import Computed, closed_form, solves
@@ -74,6 +75,23 @@ def mapping(
         return jagged.mapping(part, omega, x, gamma, dim, mask)
     rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings), domain)
     return rows.restore(argmax(rows, settings)[0])
+
+
+def maximum(
+    omega: Regularizer,
+    x: Any,
+    gamma: float | Tensor,
+    dim: int,
+    mask: Any,
+    settings: Settings,
+    domain: Domain | None = None,
+) -> Tensor:
+    """max_Ω(x), with gradients; the arguments of :func:`mapping`."""
+    if domain is None and is_dtensor(x) and not transforms.transforming():
+        local = functools.partial(maximum, settings=settings)
+        return sharded.maximum(local, omega, x, gamma, dim, mask, settings)
+    rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings), domain)
+    return smooth_max(rows, *argmax(rows, settings)).to(x.dtype)
 
 
 def _known(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Tensor | None:
@@ -304,7 +322,9 @@ def _transformed(rows: Rows, settings: Settings, given: tuple[Any, ...]) -> tupl
     result = Forward(y, "operator", why)
     assert not isinstance(rows.bounds, Projected)
     if _differentiated(given):
-        y = newton_steps(y, rows.z_from(y), rows.omega, rows.mask, rows.bounds)
+        # the gradient of a tensor γ multiplies what rounding leaves of ⟨Jv, 1⟩ by the scores
+        z = relative(rows.x, y) / rows.gamma if isinstance(rows.gamma, Tensor) else rows.z
+        y = newton_steps(y, z, rows.omega, rows.mask, rows.bounds)
     refuse_hidden(rows.omega, y, rows.mask)
     return y, result
 

@@ -249,7 +249,7 @@ def _change(
     total = torch.zeros_like(y) if tx is None else tx
     if tgamma is not None:
         assert x is not None
-        total = total - _relative(x, y) * (tgamma / gamma)
+        total = total - relative(x, y) * (tgamma / gamma)
     names, on = method.names, taking_part(part)
     moved = {name: t for name, t in zip(names, ttheta, strict=True) if t is not None}
     if not moved:
@@ -271,7 +271,7 @@ def _pushed(function: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any,
     return torch.func.vjp(pull, zeros)[1](along)[0]
 
 
-def _relative(x: Tensor, y: Tensor) -> Tensor:
+def relative(x: Tensor, y: Tensor) -> Tensor:
     """x relative to its smallest supported entry, 0 outside of the support: where α-entmax is
     steep, at that entry, what rounding leaves of ⟨Jv, 1⟩ is large."""
     on = y.detach() > 0
@@ -281,7 +281,7 @@ def _relative(x: Tensor, y: Tensor) -> Tensor:
 
 def _along(gx: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """⟨gx, x⟩, one number per row."""
-    return simplex.row_dot(gx.double(), _relative(x, y).double())  # neither may overflow
+    return simplex.row_dot(gx.double(), relative(x, y).double())  # neither may overflow
 
 
 def gradients(

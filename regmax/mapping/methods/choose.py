@@ -29,6 +29,7 @@ from .closed_form import Computed, compute
 from .kernel import (
     after_prox,
     bare,
+    checked,
     declared,
     kernel_of,
     numbers_of,
@@ -191,22 +192,11 @@ def of_scores(
         rows = x.double()
         gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
         return *_in_graph(omega, gamma), rows
-    own, numbers = unpenalized(omega), [gamma]
     assert kernel is not None
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
-    factors: list[Any] = []
-    while isinstance(own, Scaled):
-        factors.append(arguments.per_row("c", own.c, Scaled.ranges["c"], like, dim))
-        own = own.base
-    names, ranges = declared(own)
-    numbers = [
-        arguments.per_row(name, item, accepted, like, dim)
-        for name, item, accepted in zip(names, numbers_of(own, gamma), ranges, strict=True)
-    ]
-    for c in factors:
-        numbers[0] = numbers[0] * c
+    own, numbers = checked(unpenalized(omega), gamma, like, dim)
     return *method(kernel, own, numbers), rows
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...kernels import Kernel, ProxKernel, asked
 from ...regularizers import arguments
+from ...regularizers.expressions import Scaled
 from ...regularizers.identity import (
     attribute,
     names_of,
@@ -106,10 +107,15 @@ def numbers_of(omega: Regularizer, gamma: Any) -> list[Any]:
     return [gamma, *(attribute(omega, name) for name in names_of(omega))]
 
 
-def checked(omega: Regularizer, gamma: Any, x: Tensor) -> dict[str, Any]:
-    """γ and θ by name, range-checked and laid out for the rows x."""
-    names, ranges = declared(omega)
-    items = zip(names, numbers_of(omega, gamma), ranges, strict=True)
-    return {
-        name: arguments.per_row(name, t, accepted, x, x.ndim - 1) for name, t, accepted in items
-    }
+def checked(omega: Regularizer, gamma: Any, x: Tensor, dim: int) -> tuple[Regularizer, list[Any]]:
+    """Ω without factors, and its γ and θ, range-checked and laid out for the rows of x along
+    ``dim``."""
+    factors: list[Any] = []
+    while isinstance(omega, Scaled):
+        factors.append(arguments.per_row("c", omega.c, Scaled.ranges["c"], x, dim))
+        omega = omega.base
+    items = zip(*declared(omega), numbers_of(omega, gamma), strict=True)
+    numbers = [arguments.per_row(name, t, accepted, x, dim) for name, accepted, t in items]
+    for c in factors:
+        numbers[0] = numbers[0] * c
+    return omega, numbers
