@@ -33,7 +33,7 @@ from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
 from . import on_domain
 from .by_kernel import Reduced, Solved, from_its_value, of_rows
-from .targets import F64, Target, in_blocks, omega_at, times
+from .targets import F64, Target, omega_at, times
 
 
 def losses(
@@ -99,8 +99,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _by_value(omega: Regularizer) -> bool:
-    """Whether a part of Ω declares too little to be evaluated in x's dtype and in blocks of
-    rows."""
+    """Whether a part of Ω declares too little to be evaluated in x's dtype."""
     leaves = smooth_part(omega).leaves()
     return any(leaf.hyperparameters is None or not leaf.declares("grad") for leaf in leaves)
 
@@ -196,8 +195,7 @@ class _Task(NamedTuple):
         """L and its gradient from one y. ``learns``: with what its derivatives in γ and θ need."""
         omega, x = self.regularizer(tensors), x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
-            by_value = _by_value(omega)
-            kernel = None if by_value else kernel_of(omega, x)
+            kernel = None if _by_value(omega) else kernel_of(omega, x)
             if kernel is not None and self.settings.solver == "auto":
                 taken = x if x.dtype in kernel.dtypes else _wide(x)
                 rest = self.mask, self.target, self.skip, learns
@@ -205,25 +203,18 @@ class _Task(NamedTuple):
                 if known is not None:
                     return known
             x = _wide(x)
-            dtype = x.dtype
             target, mass = self.target.spread_out(x, self.mask).normalised(x)
             rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
             y, result = evaluate.argmax(rows, self.settings)
-            if by_value:  # in the dtype of the solver, and no rows apart
-                x, omega, gamma = x.to(rows.x.dtype), rows.omega, rows.gamma
-            given = x, y.to(x.dtype), rows.mask, rows.shift.to(x.dtype), *_in_dtype(target, x.dtype)
-            each = functools.partial(_value, omega, gamma)
-            value = each(*given) if by_value else in_blocks(each, given, omega, gamma)
-            inside = None if rows.mask is None else target.inside(rows.mask)
-            value = value if inside is None else torch.where(inside, value, torch.inf)
-            value = times(mass, _filled(rows, value, self.skip))
-            dx = target.taken_from(y.to(dtype, copy=True))
+            value = times(mass, _of_maximum(x, rows, y, target, self.skip, result))
+            dx = target.taken_from(y.to(x.dtype, copy=True))
             dx = dx if mass is None else dx.mul_(mass.unsqueeze(-1))
+            inside = None if rows.mask is None else target.inside(rows.mask)
             none = [None if t is None else ~t.squeeze(-1) for t in (rows.spoilt, rows.empty)]
             solved = self._solved(dx, inside, *none)
         if learns:
             tied = result.tied and result.tied[0].augmented
-            solved = solved._replace(y=given[1], on=rows.mask, tied=tied)
+            solved = solved._replace(y=y, on=rows.mask, tied=tied)
         return value, solved
 
     def _solved(self, dx: Tensor, *having: Tensor | None) -> Solved:
@@ -254,20 +245,6 @@ class _Task(NamedTuple):
         change = target.value(omega, y, on) - omega_at(own, y, on)
         change = times(mass, _number(gamma) * change)
         return (change if plain is None else torch.where(plain, change, 0)).to(F64)
-
-
-def _value(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
-    """max_Ω(x) + γΩ(t) − ⟨t, x⟩ of rows, for y = Π_Ω(x)."""
-    x, y, on, top, *given = rows
-    target = Target(*given)
-    z = (x - top).clamp_min_(torch.finfo(x.dtype).min)  # times an entry that is 0
-    z = z if on is None else torch.where(on, z, 0)
-    best = omega.conjugate_at(z, y, gamma, on)
-    if best is None:
-        best = (y * z).sum(-1) - _number(gamma) * omega_at(omega, y, on)
-    constant = _number(gamma) * target.value(omega, y, on)
-    value: Tensor = best.to(F64) - target.dot(z) + constant
-    return value
 
 
 def reduced(task: Reduced, x: Tensor) -> Tensor | None:
