@@ -156,8 +156,13 @@ def of_rows(
 
 
 def from_its_value(
-    omega: Regularizer, x: Tensor, gamma: Any, target: Target, settings: Settings
-) -> tuple[Tensor, Tensor] | None:
+    omega: Regularizer,
+    x: Tensor,
+    gamma: Any,
+    target: Target,
+    skip: Tensor | None,
+    settings: Settings,
+) -> tuple[Tensor, Solved] | None:
     """L_Ω(x; e_k) of each row, in float64, and its gradient in x, by a kernel from the value; None
     where this is not known to be right, and for other targets."""
     vertex = target.vertex
@@ -186,7 +191,11 @@ def from_its_value(
         value = linear + gamma * torch.where(y.gather(1, k).squeeze(1) == 1, 0, change)
         if not bool(value.isfinite().all()):
             return None  # scores of −∞ and rows without an answer
-        return value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
+        value, dx = value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
+        if skip is None:
+            return value, Solved(dx)
+        dx = dx.masked_fill_(skip.unsqueeze(-1), 0)
+        return torch.where(skip, 0, value), Solved(dx, plain=~skip)
 
 
 def _at_vertices(omega: Regularizer, fixed: Fixed, k: Tensor) -> Tensor:

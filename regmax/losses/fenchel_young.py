@@ -24,12 +24,11 @@ from ..mapping import evaluate
 from ..mapping.maximum import smooth_max
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.kernel import kernel_of
-from ..mapping.methods.solver import Forward, Settings
+from ..mapping.methods.solver import Settings
 from ..mapping.rows import HALF, Rows, aligned, computes, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.identity import may_hide, refuse_hidden
-from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
 from . import on_domain
 from .by_kernel import Reduced, Solved, from_its_value, of_rows
@@ -75,7 +74,7 @@ def losses(
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
     task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
-    known = task.by_known_kernel(omega, x, gamma)
+    known = None if mask is not None else from_its_value(omega, x, gamma, target, skip, settings)
     if not torch.is_grad_enabled():
         return (known or task.solve(x, gamma, tuple(tensors.values())))[0]
     out: Tensor = _Loss.apply(task, known, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
@@ -98,12 +97,6 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALF else x
 
 
-def _by_value(omega: Regularizer) -> bool:
-    """Whether a part of Ω declares too little to be evaluated in x's dtype."""
-    leaves = smooth_part(omega).leaves()
-    return any(leaf.hyperparameters is None or not leaf.declares("grad") for leaf in leaves)
-
-
 def reference(
     omega: Regularizer,
     x: Tensor,
@@ -114,25 +107,28 @@ def reference(
     settings: Settings,
 ) -> Tensor:
     """The same losses, from max_Ω and its derivatives."""
-    x = _wide(x)
+    found: Tensor = _of_rows(omega, _wide(x), gamma, mask, target, skip, settings)[0]
+    return found
+
+
+def _of_rows(
+    omega: Regularizer, x: Tensor, gamma: Any, mask: Any, target: Target, skip: Any, settings: Any
+) -> tuple[Any, ...]:
+    """L_Ω(x; t) by max_Ω at y = Π_Ω(x), differentiable; the target and its sum, the rows, y, and
+    how it was computed."""
     target, mass = target.spread_out(x, mask).normalised(x)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, result = evaluate.argmax(rows, settings)
-    return times(mass, _of_maximum(x, rows, y, target, skip, result))
-
-
-def _of_maximum(
-    x: Tensor, rows: Rows, y: Tensor, target: Target, skip: Tensor | None, result: Forward
-) -> Tensor:
-    """L_Ω(x; t) by max_Ω at y = Π_Ω(x), differentiable."""
-    target = _in_dtype(target, rows.x.dtype)
-    constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
-    linear = 2 * target.dot(_half(x, rows))
-    rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
-    value = smooth_max(rows, y, result).to(F64) + constant - linear
+    t = _in_dtype(target, rows.x.dtype)
+    constant = _number(rows.gamma) * t.value(rows.omega, rows.x, rows.mask)
+    linear = 2 * t.dot(_half(x, rows))
+    unshifted = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
+    value = smooth_max(unshifted, y, result).to(F64) + constant - linear
     if rows.mask is not None:
-        value = torch.where(target.inside(rows.mask), value, torch.inf)
-    return _filled(rows, value, skip)
+        value = torch.where(t.inside(rows.mask), value, torch.inf)
+    value = rows.restore_rows(value)
+    value = value if skip is None else torch.where(skip, 0, value)
+    return times(mass, value), target, mass, rows, y, result
 
 
 def _in_dtype(target: Target, dtype: torch.dtype) -> Target:
@@ -152,12 +148,6 @@ def _number(gamma: Any) -> Any:
     return gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
 
 
-def _filled(rows: Rows, value: Tensor, skip: Tensor | None) -> Tensor:
-    """``value``, with NaN in spoilt rows and 0 in empty and skipped ones."""
-    value = rows.restore_rows(value)
-    return value if skip is None else torch.where(skip, 0, value)
-
-
 class _Task(NamedTuple):
     """The losses of rows, without the tensors in which they are differentiated."""
 
@@ -167,18 +157,6 @@ class _Task(NamedTuple):
     target: Target
     skip: Tensor | None
     settings: Settings
-
-    def by_known_kernel(
-        self, omega: Regularizer, x: Tensor, gamma: Any
-    ) -> tuple[Tensor, Solved] | None:
-        """As :meth:`solve`, by a kernel from the value of Ω, or None."""
-        if self.mask is not None:
-            return None
-        found = from_its_value(omega, x, gamma, self.target, self.settings)
-        if found is None:
-            return None
-        value = found[0] if self.skip is None else torch.where(self.skip, 0, found[0])
-        return value, self._solved(found[1])
 
     def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
         if not self.names:
@@ -195,18 +173,15 @@ class _Task(NamedTuple):
         """L and its gradient from one y. ``learns``: with what its derivatives in γ and θ need."""
         omega, x = self.regularizer(tensors), x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
-            kernel = None if _by_value(omega) else kernel_of(omega, x)
+            kernel = kernel_of(omega, x)
             if kernel is not None and self.settings.solver == "auto":
                 taken = x if x.dtype in kernel.dtypes else _wide(x)
                 rest = self.mask, self.target, self.skip, learns
                 known = of_rows(kernel, omega, taken, gamma, *rest)
                 if known is not None:
                     return known
-            x = _wide(x)
-            target, mass = self.target.spread_out(x, self.mask).normalised(x)
-            rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
-            y, result = evaluate.argmax(rows, self.settings)
-            value = times(mass, _of_maximum(x, rows, y, target, self.skip, result))
+            x, given = _wide(x), (self.mask, self.target, self.skip, self.settings)
+            value, target, mass, rows, y, result = _of_rows(omega, x, gamma, *given)
             dx = target.taken_from(y.to(x.dtype, copy=True))
             dx = dx if mass is None else dx.mul_(mass.unsqueeze(-1))
             inside = None if rows.mask is None else target.inside(rows.mask)
