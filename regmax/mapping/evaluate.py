@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Domain, Projected, Simplex
+from ..domains import Domain, Projected
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
@@ -30,7 +30,7 @@ from .maximum import smooth_max
 from .methods import choose
 from .methods.base import Missed
 from .methods.closed_form import Computed, closed_form, solves
-from .methods.on_domain import Between, bounded, computed
+from .methods.on_domain import computed
 from .methods.solver import Forward, Settings, report
 from .operator import not_recordable
 from .rows import HALF, Rows, prepare
@@ -122,28 +122,14 @@ def _of_scores(
     domain: Domain | None,
 ) -> Tensor | None:
     """Π_Ω(x) by a kernel that takes scores as the user gives them, or None."""
-    if transforms.tracing():
-        omega, gamma = choose.recordable(omega, gamma)
-    found = choose.takes_scores(omega, x, gamma)
+    found = choose.of_scores(omega, x, gamma, dim, mask, domain)
     if found is None:
         return None
-    kernel, transformed = found
-    if domain is not None and (kernel is None or transformed or not bounded(kernel, domain)):
-        return None
-    x, dim, on = arguments.rows(omega, x, dim, mask)
-    method, tensors, rows = choose.of_scores(kernel, omega, x, gamma, dim)
-    if domain is not None:
-        assert isinstance(domain, Simplex)
-        method = Between(method, domain.limits(rows, dim), rows.movedim(dim, -1))
-    if dim != x.ndim - 1:
-        rows = rows.movedim(dim, -1)
-        on = None if on is None else on.movedim(dim, -1)
+    method, tensors, rows, on, transformed = found
     try:
-        y = function.argmax(method, rows, on, tensors, transformed)
+        y = function.argmax(method, rows, on, tensors, transformed).movedim(-1, dim)
     except Missed:  # a row without a point of the domain, which is named
         return None
-    if dim != x.ndim - 1:
-        y = y.movedim(-1, dim)
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels import Kernel, transforms, wrappers
+from ...domains import Domain, Simplex
+from ...kernels import transforms, wrappers
 from ...kernels.base import ASKED, Hyper
 from ...regularizers import arguments, serialize
 from ...regularizers.expressions import Scaled
@@ -35,7 +36,7 @@ from .kernel import (
     numbers_of,
     with_kernel,
 )
-from .on_domain import OnDomain, computed
+from .on_domain import Between, OnDomain, bounded, computed
 from .prox_then_base import ProxThenBase
 from .solver import Forward, Settings
 
@@ -144,28 +145,51 @@ def recordable(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
         return omega, gamma
 
 
-def takes_scores(omega: Regularizer, x: Any, gamma: Any) -> tuple[Kernel | None, bool] | None:
-    """The kernel that takes the scores x as the user gives them (None: that of e, in a graph), and
-    whether they are under a transform or a tracer; None: they must be prepared."""
-    tracing = transforms.tracing()
+def of_scores(
+    omega: Regularizer, x: Any, gamma: Any, dim: int, mask: Any, domain: Domain | None
+) -> tuple[Method, Hyper, Tensor, Tensor | None, bool] | None:
+    """The method of a kernel that takes the scores x as the user gives them, its tensors, the
+    scores and their mask, with rows along the last dimension, and whether they are under a
+    transform or a tracer. None: they must be prepared."""
+    tracing, kernel, transformed = transforms.tracing(), None, True
+    if tracing:
+        omega, gamma = recordable(omega, gamma)
     if tracing and isinstance(omega, Recorded):
-        return (None, True) if hollow(x) else None
-    if by_value(type(omega)):  # type: ignore[arg-type]
-        return None
-    if transforms.baking() or not (type(x) in transforms.PLAIN or (tracing and hollow(x))):
-        return None
-    omega, gamma = unpenalized(omega), [gamma]
-    while isinstance(omega, Scaled):
-        gamma.append(omega.c)
-        omega = omega.base
-    kernel = kernel_of(omega, x)
-    if kernel is None or x.is_meta:
-        return None
-    given = (x, *gamma, *numbers_of(omega, None)[1:])
-    transformed = transforms.under_transform(given)
-    if transformed and not _recorded(given, omega, tracing):
-        return None
-    return kernel, transformed
+        if domain is not None or not hollow(x):
+            return None
+    else:
+        if by_value(type(omega)) or transforms.baking():  # type: ignore[arg-type]
+            return None
+        if not (type(x) in transforms.PLAIN or (tracing and hollow(x))):
+            return None
+        own, factors = unpenalized(omega), [gamma]
+        while isinstance(own, Scaled):
+            factors.append(own.c)
+            own = own.base
+        kernel = kernel_of(own, x)
+        if kernel is None or x.is_meta:
+            return None
+        given = (x, *factors, *numbers_of(own, None)[1:])
+        transformed = transforms.under_transform(given)
+        if transformed and not _recorded(given, own, tracing):
+            return None
+        if domain is not None and (transformed or not bounded(kernel, domain)):
+            return None
+    x, dim, on = arguments.rows(omega, x, dim, mask)
+    rows = x.double() if kernel is None else x if x.dtype in kernel.dtypes else x.float()
+    if isinstance(omega, Recorded):
+        gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
+        found, tensors = _in_graph(omega, gamma)
+    else:
+        # hyperparameters are rounded to the dtype that is computed in
+        half = rows.dtype in HALF
+        like = rows.new_empty((), dtype=torch.float32).expand_as(x) if half else rows
+        own, numbers = checked(unpenalized(omega), gamma, like, dim)
+        found, tensors = method(kernel, own, numbers)
+    last = rows if dim == x.ndim - 1 else rows.movedim(dim, -1)
+    if isinstance(domain, Simplex):
+        found = Between(found, domain.limits(rows, dim), last)
+    return found, tensors, last, on if on is None else on.movedim(dim, -1), transformed
 
 
 def hollow(x: Any) -> bool:
@@ -182,22 +206,6 @@ def _recorded(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool
     if tracing:
         return serialize.has_text(omega) and all(map(hollow, tensors))
     return all(type(t) in transforms.PLAIN for t in tensors)
-
-
-def of_scores(
-    kernel: Kernel | None, omega: Regularizer, x: Tensor, gamma: Any, dim: int
-) -> tuple[Method, Hyper, Tensor]:
-    """The method of a kernel that takes the scores x, and x in a dtype that it takes."""
-    if isinstance(omega, Recorded):
-        rows = x.double()
-        gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
-        return *_in_graph(omega, gamma), rows
-    assert kernel is not None
-    rows = x if x.dtype in kernel.dtypes else x.float()
-    # hyperparameters are rounded to the dtype that is computed in
-    like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
-    own, numbers = checked(unpenalized(omega), gamma, like, dim)
-    return *method(kernel, own, numbers), rows
 
 
 # -- prepared rows ---------------------------------------------------------------------------------
