@@ -13,14 +13,14 @@ from ..domains import Domain, Projected
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
-from ..optimality.jacobian import averaging, tied_products
+from ..optimality.jacobian import tied_products
 from ..optimality.problem import Problem
 from ..optimality.projected import followed
 from ..regularizers import arguments, serialize
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.identity import refuse_hidden
-from ..regularizers.penalty import Penalized, penalty_of, who
+from ..regularizers.penalty import Penalized, Penalty, averaged, penalty_of, who
 from ..regularizers.regularizer import Regularizer
 from ..solvers.kinks import Tied, multiplied
 from . import function, jagged, kinks, sharded
@@ -200,11 +200,12 @@ def _check_product(
             along = tied_products(*tied.bent, found, v)[0] / wide.gamma
             expected = torch.where(tied.bound.unsqueeze(-1), along, expected)
         off = (wide.read(got) - expected).abs().amax(-1)
-        average = averaging(penalty_of(problem.omega), found, problem.mask)
-        if average is not None:  # both products have it: averages of averages are the same
-            once = average(v)
-            off = torch.maximum(off, (average(once) - once).abs().amax(-1))
-        size = 1 + expected.abs().amax(-1)
+        size, penalty = 1 + expected.abs().amax(-1), penalty_of(problem.omega)
+        if penalty is not None:  # both products have its averages: these are means over groups
+            given = v, found, problem.mask
+            away = (averaged(penalty, *given) - Penalty.average(penalty, *given)).abs()
+            away = torch.where(found > 0, away, 0).amax(-1)
+            off = torch.where(away <= 1e-9 * size, off, torch.maximum(off, size))
         decided = (support == problem.support(found)).all(-1)
         for none in (wide.empty, wide.spoilt):  # rows without an answer have no gradient
             decided = decided if none is None else decided & ~none.squeeze(-1)
@@ -254,10 +255,9 @@ def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor,
     except Missed:
         return _argmax(rows, settings, value=False)
     if answer is None:
-        if not choose.compares(method.kernel, omega):
-            refuse_hidden(omega, y, rows.mask)
-        return y, choose.result_of(method, y)
-    y = kinks.without(y, omega, answer.unknown)
+        answer = choose.result_of(method, y)
+    else:
+        y = kinks.without(y, omega, answer.unknown)
     refuse_hidden(omega, y, rows.mask)
     return y, answer
 

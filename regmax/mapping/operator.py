@@ -40,7 +40,6 @@ class _Serialized:
     held: frozenset[str]
     per_row: frozenset[str]
     gamma: float | None
-    settings: Settings
 
     def made(self, tensors: list[Tensor]) -> tuple[Regularizer, float | Tensor]:
         """Ω and γ with these tensors."""
@@ -100,7 +99,7 @@ def _made(text: str, known: object) -> _Serialized:
     omega, gamma, *names = serialize.made(text)
     per_row = frozenset(prefix + name for prefix, name, _ in omega.declared())
     held = frozenset(omega.tensors(fixed=True))
-    return _Serialized(omega, tuple(names), held, per_row, gamma, Settings())
+    return _Serialized(omega, tuple(names), held, per_row, gamma)
 
 
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
@@ -110,13 +109,13 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) ->
     on = function.taking_part(mask) if by_value else mask
     if on is None and type(gamma) is float and (by_value or not tensors):
         with contextlib.suppress(Missed):
-            found = choose.known(omega, x, gamma, read.settings)
+            found = choose.known(omega, x, gamma, Settings())
             if found is not None:
                 return found[0].forward(x, None, found[1])[0]
     if by_value:
         y = _by_value(omega, gamma, x, on)
     else:
-        y = choose.forward(read.rows(x, mask, tensors), read.settings)
+        y = choose.forward(read.rows(x, mask, tensors), Settings())
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
         y = y.clone()  # an operator must not return what it was given

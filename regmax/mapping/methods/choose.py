@@ -18,7 +18,7 @@ from ...kernels import transforms, wrappers
 from ...kernels.base import ASKED, Hyper
 from ...regularizers import arguments, serialize
 from ...regularizers.expressions import Scaled
-from ...regularizers.identity import by_value, may_hide, names_of, plain, unpenalized, valued
+from ...regularizers.identity import by_value, names_of, plain, unpenalized, valued
 from ...regularizers.penalty import Penalized, who
 from ...regularizers.recorded import Recorded, recorded
 from ...regularizers.regularizer import Regularizer
@@ -301,13 +301,6 @@ def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper]:
     if found is None:
         raise Missed
     return found
-
-
-def compares(kernel: Any, omega: Regularizer) -> bool:
-    """Whether a kernel compares the value of Ω with what it was made of, at each call."""
-    if isinstance(kernel, ProxThenBase) and isinstance(omega, Penalized):
-        return isinstance(kernel.base, from_value.FromValue) and not may_hide(omega.penalty)
-    return isinstance(kernel, from_value.FromValue)
 
 
 def result_of(method: Method, y: Tensor) -> Forward:
