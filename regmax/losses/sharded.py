@@ -77,15 +77,14 @@ def linear(module: Any, hidden: Any, weight: Any, bias: Any, target: Any, mask: 
     logits = [Shard(last) if c.is_shard() else r for r, c in zip(rows, classes, strict=True)]
     shape = (*hidden.shape[:-1], len(weight))
     at = Placed(mesh, shape, last, logits, False)
-    h = at.part = moved(hidden, rows)
-    omega = at.regularizer(module.omega)
-    if at.along is not None and not sharded.in_parts(omega, module.mapping.settings, _in_parts):
+    at.part = moved(hidden, rows)
+    inside, settings = at.regularizer(module.omega), module.mapping.settings
+    if at.along is not None and not sharded.in_parts(inside, settings, _in_parts):
         warnings.warn(sharded.gathers("weight", module.omega, 0), stacklevel=4)
         classes, logits = [Replicate()] * mesh.ndim, rows
         at = Placed(mesh, shape, last, logits, False)
-        h = at.part = moved(hidden, rows)
-        omega = at.regularizer(module.omega)
-    own = _part(module, at, omega)
+        at.part = moved(hidden, rows)
+    h, own = at.part, _part(module, at, at.regularizer(module.omega))
     w, b = moved(weight, classes), moved(bias, classes)
     target, mask = _target(at, target), at.of("mask", mask)
     each = own._of_rows(h, w, b, target, mask)

@@ -364,14 +364,11 @@ def check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
     wrong = rows.domain.off(y) > 0
     if bool(wrong.any()):
         at = first(wrong)
+        bounds = ">= 0" if rows.bounds is None else "within its bounds"
         raise RegularizerError(
-            f"{who(rows.omega)}, {result.path}: y must be {_bounds(rows)}, and 0 where masked; "
+            f"{who(rows.omega)}, {result.path}: y must be {bounds}, and 0 where masked; "
             f"got {y[at].item():.3g} at {at}"
         )
-
-
-def _bounds(rows: Rows) -> str:
-    return ">= 0" if rows.bounds is None else "within its bounds"
 
 
 def check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:

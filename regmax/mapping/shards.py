@@ -7,8 +7,6 @@ the product with J. :meth:`regmax.Regularizer.sharded_form` has the mathematics 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -216,11 +214,3 @@ def _centred(s: Tensor, v: Tensor, total: Tensor, along: Tensor) -> Tensor:
     """s ∘ (v − ⟨s, v⟩/Σs); exactly 0 where the row has one entry in its support."""
     w = s * (v - along / torch.where(total > 0, total, 1))
     return torch.where(s == total, 0, w)
-
-
-Local = Callable[..., Tensor]
-
-
-def local(shards: Shards) -> Local:
-    """:func:`mapping` on these devices."""
-    return functools.partial(mapping, shards=shards)

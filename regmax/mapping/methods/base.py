@@ -49,12 +49,12 @@ class Method:
     """A kernel for an Ω whose γ and θ are ``numbers``, None where one is a tensor: the tensors come
     with each call. It may be None where ``direct`` is all that is needed.
 
-    ``checks``: the names and the accepted ranges of the tensors. ``direct``: the kernel for plain
-    rows like those of the call, without mask, which does less at each call. ``said``: what
-    ``explain`` says of it, the path and the reason.
+    ``names``: those of θ in Ω. ``checks``: the names and the accepted ranges of the tensors.
+    ``direct``: the kernel for plain rows like those of the call, without mask, which does less at
+    each call. ``said``: what ``explain`` says of it, the path and the reason.
     """
 
-    __slots__ = ("checks", "direct", "kernel", "numbers", "omega", "said")
+    __slots__ = ("checks", "direct", "kernel", "names", "numbers", "omega", "said")
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Method:
         direct: Direct | None = None,
     ) -> None:
         self.kernel, self.omega, self.numbers = kernel, omega, numbers
-        self.checks, self.direct = checks, direct
+        self.checks, self.direct, self.names = checks, direct, names_of(omega)
         self.said = "closed form", ""
 
     general = False
@@ -75,11 +75,6 @@ class Method:
     def per_row(self) -> frozenset[str]:
         """The names of γ and of those of θ that have one number for each row."""
         return frozenset(("gamma", *self.names))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of θ in Ω."""
-        return names_of(self.omega)
 
     def filled(self, tensors: Sequence[Any]) -> list[Any]:
         """γ and θ, with the tensors of a call."""

@@ -34,7 +34,7 @@ from .kernel import (
     declared,
     kernel_of,
     numbers_of,
-    with_kernel,
+    prox_of,
 )
 from .on_domain import Between, OnDomain, bounded, computed
 from .prox_then_base import ProxThenBase
@@ -108,18 +108,15 @@ def _by_kernel(omega: Regularizer, x: Tensor, gamma: float) -> Method | None:
     fits = x.layout == torch.strided and omega.entries in (None, x.shape[-1]) and x.shape[-1] > 0
     if kernel is None or x.dtype not in kernel.dtypes or not fits:
         return None
-    names, ranges = declared(own)
-    numbers: list[Any] = []
-    checks = []
-    for name, item, accepted in zip(names, numbers_of(own, gamma), ranges, strict=True):
-        if isinstance(item, Tensor):
-            if accepted is None:
-                return None
-            checks.append((name, accepted))
-            numbers.append(None)
-        else:
-            number = item if accepted is None else arguments.hyperparameter(name, item, *accepted)
-            numbers.append(number)
+    given = [*zip(*declared(own), numbers_of(own, gamma), strict=True)]
+    checks = tuple([(name, accepted) for name, accepted, t in given if isinstance(t, Tensor)])
+    if any(accepted is None for _, accepted in checks):
+        return None
+    numbers: Any = [
+        t if accepted is None else arguments.hyperparameter(name, t, *accepted)
+        for name, accepted, t in given
+    ]
+    numbers = tuple([None if isinstance(t, Tensor) else t for t in numbers])
     direct = None
     if x.device.type == "cpu" and not kernel.numbers:
         scale: Any
@@ -127,7 +124,7 @@ def _by_kernel(omega: Regularizer, x: Tensor, gamma: float) -> Method | None:
         direct = kernel.direct(x.dtype, x.shape[-1], scale, tuple(theta))
     none = {name: t.new_empty(()) for name, t in own.tensors(fixed=True).items()}
     own = own.with_tensors(none)  # a method keeps no tensor of a call alive
-    return Method(kernel, own, tuple(numbers), tuple(checks), direct)
+    return Method(kernel, own, numbers, checks, direct)
 
 
 # -- scores as the user gives them -----------------------------------------------------------------
@@ -262,18 +259,15 @@ def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
     omega, gamma = bare(rows.omega, rows.gamma)
     if not (isinstance(omega, Penalized) and plain(type(omega)) and omega.penalty.lovasz):  # type: ignore[arg-type]
         return None
-    if not with_kernel(type(omega.penalty)):
+    if prox_of(omega.penalty, rows.x) is None:
         return None
     base = replace(rows, omega=omega.base, gamma=gamma)
     found = from_value.of_rows(base, settings, alike=True)
     if found is None:
         return None
     inner, traced, numbers = found
-    kernel = after_prox(omega, inner, rows.x)
-    if kernel is None:
-        return None
     own = Penalized(traced, omega.penalty, omega.lam)
-    return method(kernel, own, [numbers[0], omega.lam, *numbers[1:]])
+    return method(after_prox(omega, inner, rows.x), own, [numbers[0], omega.lam, *numbers[1:]])
 
 
 def _in_graph(omega: Recorded, gamma: Any) -> tuple[Method, Hyper]:

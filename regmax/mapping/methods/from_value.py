@@ -26,7 +26,7 @@ from ...regularizers.recorded import Recorded
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, aligned, constant, prepare
 from .base import METHODS, Method, Missed, method, remember
-from .solver import Forward, Settings, by_solver, sampled
+from .solver import Forward, Settings, by_solver, few_rows, sampled
 from .traced import (
     COMPILERS,
     Fixed,
@@ -35,7 +35,6 @@ from .traced import (
     by_place,
     changed,
     compared,
-    few,
     hyper,
     kernel_class,
     off,
@@ -337,7 +336,7 @@ class FromValue(Kernel):
             omega = omega.with_tensors({name: t.detach() for name, t in learnt.items()})
         points: tuple[Tensor, ...]
         if not batched:
-            near = simplex.inward(few(y, y.shape[:-1], _POINTS))
+            near = simplex.inward(few_rows(y, y.shape[:-1], _POINTS))
             points = (torch.cat([near, self.made.point]),)
         else:
             points = simplex.inward(y.view(rows.x.shape)), self.made.point

@@ -69,11 +69,6 @@ def prox_of(penalty: Penalty, x: Tensor) -> ProxKernel | None:
     return penalty.prox_kernel(x) if known else None
 
 
-def with_kernel(cls: type[Penalty]) -> bool:
-    """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
-    return cls.kernel is not Penalty.kernel and trusted(cls, "kernel")
-
-
 def bare(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
     """Ω without factors, and its γ: γ(c·base + λ·wR) = γc(base + (λw/c)R)."""
     omega, gamma = unscaled(omega, gamma)

@@ -343,7 +343,7 @@ def _product(
 class OnDomain(Computed):
     """What :func:`computed` does. The bounds are hyperparameters after those of Ω."""
 
-    __slots__ = ("_bounds",)
+    __slots__ = ("_bounds", "_inside")
 
     def __init__(self, rows: Rows, settings: Settings, result: Forward | None = None) -> None:
         known = None if result is None else replace(result, solved=None)
@@ -352,14 +352,8 @@ class OnDomain(Computed):
         assert rows.bounds is not None
         self._bounds = rows.bounds.detached()
         self.numbers = (*self.numbers, *(None for _ in self._bounds.tensors))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self._names, *self._bounds.names)
-
-    @property
-    def per_row(self) -> frozenset[str]:
-        return self._per_row | frozenset(self._bounds.names)
+        self._inside, self.names = self.names, (*self.names, *self._bounds.names)
+        self._per_row |= frozenset(self._bounds.names)
 
     def forward(
         self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
@@ -375,14 +369,14 @@ class OnDomain(Computed):
         return computed(Rows(x, 1.0, mask, *given), self._settings).y, mask
 
     def at(self, theta: Sequence[Any]) -> Regularizer:
-        found: Regularizer = self.omega.with_tensors(dict(zip(self._names, theta, strict=False)))
+        found: Regularizer = self.omega.with_tensors(dict(zip(self._inside, theta, strict=False)))
         return found
 
     def products(
         self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor, theta: Theta
     ) -> tuple[Tensor, list[Tensor | None]]:
         """Those with the bounds from q = v − H w."""
-        (_, tensors, wants), n, bounds = theta, len(self._names), self._bounds
+        (_, tensors, wants), n, bounds = theta, len(self._inside), self._bounds
         assert not isinstance(bounds, Projected)
         w, curvature = _product(omega, bounds, y, part, v)
         each: list[Tensor | None] = [None for _ in bounds.tensors]
@@ -390,5 +384,5 @@ class OnDomain(Computed):
             each = [*bounds.products(v - curvature.matvec(w), y.detach()).values()]
         average = averaging(penalty_of(omega), y, part)
         w = w if average is None else average(w)
-        given = omega, self._names, tensors[:n], wants[:n], y, w, part
+        given = omega, self._inside, tensors[:n], wants[:n], y, w, part
         return w, [*hyperparameter_product(*given), *each]

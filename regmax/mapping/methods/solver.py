@@ -86,17 +86,22 @@ LOOKED_AT = 16
 """Rows of a composition that are certified at each call."""
 
 
+def few_rows(t: Tensor, batch: torch.Size, count: int) -> Tensor:
+    """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
+    flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
+    if len(flat) <= count:
+        return flat
+    return flat[[round(k * (len(flat) - 1) / (count - 1)) for k in range(count)]]
+
+
 def sampled(
     omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, y: Tensor
 ) -> tuple[Problem, Tensor]:
     """Some rows as one batch dimension, in float64."""
     batch = x.shape[:-1]
-    rows = x[..., 0].numel()
-    count = min(rows, LOOKED_AT)
-    at = torch.linspace(0, rows - 1, count, device=x.device).round().long()
 
     def some(t: Tensor) -> Tensor:
-        return t.detach().expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])[at]
+        return few_rows(t.detach(), batch, LOOKED_AT)
 
     values = {k: some(t) for k, t in omega.per_row_tensors(entries=True).items() if t.ndim}
     inside = omega.tensors(fixed=True) | values

@@ -16,7 +16,7 @@ from ...optimality.problem import Problem
 from ...regularizers import curvature
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows
-from .solver import LOOKED_AT, Forward
+from .solver import LOOKED_AT, Forward, few_rows
 
 COMPILERS = {"cpu": "numba", "cuda": "triton"}
 """What compiles the kernels of a device."""
@@ -142,7 +142,7 @@ def compared(
         return None
 
     def some(t: Tensor) -> Tensor:
-        return few(t, solved.y.shape[:-1], LOOKED_AT)
+        return few_rows(t, solved.y.shape[:-1], LOOKED_AT)
 
     own = [some(t) if t.ndim > 1 else t for t in inputs]  # H is flat
     theta = tuple(map(hyper, own))
@@ -186,14 +186,6 @@ def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
         (slope,) = torch.autograd.grad(entry(at, *(t.detach() for t in inputs)).sum(), at)
     change, size = slope.diff(dim=0), slope.abs()
     return bool((change < -1e-10 * (size[1:] + size[:-1])).any())
-
-
-def few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
-    """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
-    flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
-    if len(flat) <= count:
-        return flat
-    return flat[[round(k * (len(flat) - 1) / (count - 1)) for k in range(count)]]
 
 
 def hyper(t: Tensor) -> Tensor:
