@@ -127,9 +127,10 @@ def _of_scores(
         return None
     method, tensors, rows, on, transformed = found
     try:
-        y = function.argmax(method, rows, on, tensors, transformed).movedim(-1, dim)
+        y = function.argmax(method, rows, on, tensors, transformed)
     except Missed:  # a row without a point of the domain, which is named
         return None
+    y = y if dim in (-1, y.ndim - 1) else y.movedim(-1, dim)
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 

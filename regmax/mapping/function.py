@@ -144,8 +144,7 @@ class Product(torch.autograd.Function):
         if transforms.tracing():
             text, given = _recorded(method, tensors)
             return tuple(torch.ops.regmax.jacobian_product(y, part, v, given, text, hyper))
-        products = method.differentiable if method.general else method.backward
-        gx, each = products(y, taking_part(part), v, tensors, [hyper] * len(tensors))
+        gx, each = method.backward(y, taking_part(part), v, tensors, [hyper] * len(tensors))
         return gx, *(t for t in each if t is not None)
 
     @staticmethod

@@ -65,6 +65,12 @@ def resolved(omega: Any) -> Regularizer | Learnable:
     return omega
 
 
+def at_present(omega: Omega) -> Regularizer:
+    """Ω with the present values of what it learns."""
+    omega = resolved(omega)
+    return omega() if isinstance(omega, Learnable) else omega
+
+
 def fresh(omega: Any) -> Regularizer | Learnable:
     """``omega`` as an object of a module, which may change it: a new one for a name."""
     found = resolved(omega)
@@ -107,7 +113,5 @@ def _plain(
     certify: bool,
     domain: Domain | None,
 ) -> Tensor:
-    omega = resolved(omega)
-    present = omega() if isinstance(omega, Learnable) else omega
     settings = CERTIFIED if certify else SETTINGS
-    return evaluate.mapping(present, scores, gamma, -1, mask, settings, domain)
+    return evaluate.mapping(at_present(omega), scores, gamma, -1, mask, settings, domain)

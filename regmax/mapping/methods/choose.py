@@ -183,10 +183,12 @@ def of_scores(
         like = rows.new_empty((), dtype=torch.float32).expand_as(x) if half else rows
         own, numbers = checked(unpenalized(omega), gamma, like, dim)
         found, tensors = method(kernel, own, numbers)
-    last = rows if dim == x.ndim - 1 else rows.movedim(dim, -1)
+    last = rows
+    if dim != x.ndim - 1:
+        last, on = rows.movedim(dim, -1), on if on is None else on.movedim(dim, -1)
     if isinstance(domain, Simplex):
         found = Between(found, domain.limits(rows, dim), last)
-    return found, tensors, last, on if on is None else on.movedim(dim, -1), transformed
+    return found, tensors, last, on, transformed
 
 
 def hollow(x: Any) -> bool:

@@ -30,7 +30,7 @@ from . import from_value
 from .base import Method, Missed, Theta, method
 from .closed_form import Computed
 from .kernel import kernel_of, numbers_of
-from .solver import Forward, Settings, on_domain
+from .solver import Forward, Settings, by_solver
 
 SUMS = 1e-8
 """The error of a sum of a plan from which on it is reported."""
@@ -173,7 +173,7 @@ def computed(rows: Rows, settings: Settings) -> Forward:
             settings, path = replace(settings, start=found), f"{path}, then "
     solved = not omega.declares("inverse") or settings.solver != "auto"
     if isinstance(bounds, Projected) or solved:
-        result = on_domain(omega, z, rows.mask, bounds, settings)
+        result = by_solver(omega, z, rows.mask, settings, bounds=bounds)
         return replace(result, path=f"{path}{result.path}", why=f"{why}{result.why}")
     y = _by_kernel(omega, z, rows.mask, bounds)
     where = "in PyTorch" if y is None else "by its numba kernel"
