@@ -155,10 +155,9 @@ def _slopes(
     y = (dx - target.taken_from(torch.zeros_like(dx))).clamp_min_(0)
     y = torch.where(plain, y, 1 / y.shape[-1])
     with torch.enable_grad():
-        gamma, *theta = each = [
-            torch.as_tensor(t).detach().to(y).expand_as(plain).clone().requires_grad_()
-            for t in numbers
-        ]
+        each = [torch.as_tensor(t, device=y.device).detach().to(y) for t in numbers]
+        each = [t.expand_as(plain).clone().requires_grad_() for t in each]
+        gamma, *theta = each
         own = omega.with_tensors(dict(zip(names_of(omega), theta, strict=True)))
         change = target.value(own, y, mask) - omega_at(own, y, mask)
         found = torch.autograd.grad((gamma.squeeze(-1) * change).sum(), each)

@@ -170,15 +170,17 @@ def _solvers(problem: Problem, settings: Settings) -> tuple[list[Solver], str]:
     """The solvers to take in turn, and why."""
     if settings.solver == "auto":
         return choose(problem)
-    solver = named_solver(settings.solver)
-    reason, whom = solver.unsuitable(problem), type(problem.omega).__name__
-    more = '; solver="auto" chooses one that can'
-    if problem.bounds is not None:
-        whom, more = f"{who(problem.omega)} with domain=", ""
-        if not solver.domains:
-            reason = 'it solves on the simplex alone; solver="interior" takes domain='
+    omega, solver = problem.omega, named_solver(settings.solver)
+    reason = solver.unsuitable(problem)
+    if problem.bounds is None and reason is not None:
+        raise ValueError(
+            f"solver={solver.name!r} cannot take {type(omega).__name__}: {reason}; "
+            'solver="auto" chooses one that can'
+        )
+    if problem.bounds is not None and not solver.domains:
+        reason = 'it solves on the simplex alone; solver="interior" takes domain='
     if reason is not None:
-        raise ValueError(f"solver={solver.name!r} cannot take {whom}: {reason}{more}")
+        raise ValueError(f"solver={solver.name!r} cannot take {who(omega)} with domain=: {reason}")
     return [solver], "asked for"
 
 
