@@ -142,7 +142,7 @@ def of_rows(
         if slopes is None:
             return None
     if slopes is not None:
-        slopes = slopes.view(*x.shape[:-1], -1)
+        slopes = slopes.view(*x.shape[:-1], slopes.shape[-1])
         slopes = torch.where(value.isfinite().unsqueeze(-1), slopes, 0)
     return value, Solved(dx, slopes=slopes)
 
