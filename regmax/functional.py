@@ -127,9 +127,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
                 return outside
             told = domains.told(domain)
             return dynamo.mapping(text, x, gamma, dim, mask, told, *map(given.get, arguments))
-        if domain is not None:
-            return evaluate.mapping(_made(cls, given), x, gamma, dim, mask, _SETTINGS, domain)
-        return evaluate.by_name(cls, given, _made, x, gamma, dim, mask, _SETTINGS)
+        return evaluate.mapping(_made(cls, given), x, gamma, dim, mask, _SETTINGS, domain)
 
     mapping.__name__ = mapping.__qualname__ = name
     mapping.__module__ = __name__

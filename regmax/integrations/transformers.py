@@ -21,7 +21,7 @@ from ..kernels.wrappers import is_dtensor
 from ..nn import chunks
 from ..nn.attention import attention
 from ..nn.learnable import Learnable
-from ..nn.omega import Omega, fresh
+from ..nn.omega import Omega, at_present, fresh
 from ..nn.whole import averages, causal, scores, weights_of
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
@@ -177,7 +177,7 @@ def _of_heads(omega: Omega, module: Any, query: Tensor) -> Omega:
         return omega
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
-    present = omega() if isinstance(omega, Learnable) else omega
+    present = at_present(omega)
     per_row = present.per_row_tensors()
     found = {}
     for name, t in present.tensors(fixed=True).items():

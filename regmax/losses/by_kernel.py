@@ -33,15 +33,8 @@ class Solved(NamedTuple):
 
     dx: Any
     """y − t; 0 in rows without gradient."""
-    y: Any = None
-    on: Tensor | None = None
-    """The participants, None for all entries."""
-    plain: Tensor | None = None
-    """The rows that have a gradient, None for all."""
-    tied: Any = None
-    """The augmented Lagrangian of Ω where y is on its kinks."""
     slopes: Tensor | None = None
-    """The derivatives of the losses in γ and θ, (*batch, 2), if they are known."""
+    """The derivatives of the losses in γ and θ, (*batch, 2)."""
 
 
 class Reduced(NamedTuple):
@@ -130,34 +123,55 @@ def of_rows(
     t, known = target.plain(skip), type(kernel)
     if known.loss is Kernel.loss or t is None or x.dtype not in kernel.dtypes:
         return None
-    by_y = learns and known.loss_slopes is Kernel.loss_slopes
-    if by_y and t.is_floating_point():
+    by_y = known.loss_slopes is Kernel.loss_slopes
+    if t.is_floating_point() and (not kernel.distributions or (learns and by_y)):
         return None
-    if t.is_floating_point() and not kernel.distributions:
-        return None
-    gamma, *theta = [laid_out(kernel, item, x) for item in numbers_of(omega, gamma)]
+    numbers = numbers_of(omega, gamma)
+    gamma, *theta = [laid_out(kernel, item, x) for item in numbers]
     rows, t, on = flat(x), flat(t), None if mask is None else flat(mask)
     given = rows, t, gamma, tuple(theta), on, target.epsilon or 0.0
     found = kernel.loss(*given)
     if found is None:
         return None
     value, dx = found[0].view(x.shape[:-1]), found[1].view(x.shape)
-    if by_y:
-        away = target.spread_out(x.to(dx), mask).taken_from(torch.zeros_like(dx))
-        return value, Solved(dx, (dx - away).clamp_min_(0), plain=(dx != 0).any(-1))
     slopes = None
-    if learns:
+    if learns and by_y:
+        slopes = _slopes(omega, numbers, x, dx, target, mask)
+    elif learns:
         slopes = kernel.loss_slopes(found[1], *given)
         if slopes is None:
             return None
-        slopes = slopes.view(*x.shape[:-1], 2)
+    if slopes is not None:
+        slopes = slopes.view(*x.shape[:-1], slopes.shape[-1])
         slopes = torch.where(value.isfinite().unsqueeze(-1), slopes, 0)
     return value, Solved(dx, slopes=slopes)
 
 
+def _slopes(
+    omega: Regularizer, numbers: Any, x: Tensor, dx: Tensor, target: Target, mask: Tensor | None
+) -> Tensor:
+    """The derivatives of γ(Ω(t) − Ω(y)) in γ and θ by autograd, (*batch, n), from y − t."""
+    target, plain = target.spread_out(x.to(dx), mask), (dx != 0).any(-1, keepdim=True)
+    y = (dx - target.taken_from(torch.zeros_like(dx))).clamp_min_(0)
+    y = torch.where(plain, y, 1 / y.shape[-1])
+    with torch.enable_grad():
+        each = [torch.as_tensor(t, device=y.device).detach().to(y) for t in numbers]
+        each = [t.expand_as(plain).clone().requires_grad_() for t in each]
+        gamma, *theta = each
+        own = omega.with_tensors(dict(zip(names_of(omega), theta, strict=True)))
+        change = target.value(own, y, mask) - omega_at(own, y, mask)
+        found = torch.autograd.grad((gamma.squeeze(-1) * change).sum(), each)
+    return torch.where(plain, torch.cat(found, -1), 0).double()
+
+
 def from_its_value(
-    omega: Regularizer, x: Tensor, gamma: Any, target: Target, settings: Settings
-) -> tuple[Tensor, Tensor] | None:
+    omega: Regularizer,
+    x: Tensor,
+    gamma: Any,
+    target: Target,
+    skip: Tensor | None,
+    settings: Settings,
+) -> tuple[Tensor, Solved] | None:
     """L_Ω(x; e_k) of each row, in float64, and its gradient in x, by a kernel from the value; None
     where this is not known to be right, and for other targets."""
     vertex = target.vertex
@@ -186,7 +200,11 @@ def from_its_value(
         value = linear + gamma * torch.where(y.gather(1, k).squeeze(1) == 1, 0, change)
         if not bool(value.isfinite().all()):
             return None  # scores of −∞ and rows without an answer
-        return value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
+        value, dx = value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
+        if skip is None:
+            return value, Solved(dx)
+        dx = dx.masked_fill_(skip.unsqueeze(-1), 0)
+        return torch.where(skip, 0, value), Solved(dx)
 
 
 def _at_vertices(omega: Regularizer, fixed: Fixed, k: Tensor) -> Tensor:

@@ -22,18 +22,18 @@ from ..domains import Domain
 from ..kernels import transforms
 from ..mapping import evaluate
 from ..mapping.maximum import smooth_max
+from ..mapping.methods.base import reduced as summed
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.kernel import kernel_of
-from ..mapping.methods.solver import Forward, Settings
+from ..mapping.methods.solver import Settings
 from ..mapping.rows import HALF, Rows, aligned, computes, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.identity import may_hide, refuse_hidden
-from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
 from . import on_domain
 from .by_kernel import Reduced, Solved, from_its_value, of_rows
-from .targets import F64, Target, in_blocks, omega_at, times
+from .targets import F64, Target, times
 
 
 def losses(
@@ -71,17 +71,27 @@ def losses(
         transforms.under_transform((x, gamma, *tensors.values(), *target))
         or transforms.dual_level()
         or not omega.exact
-        or any(isinstance(t, Tensor) and t.requires_grad for t in target)
+        or any(_learns(t) for t in target)
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
     task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
-    known = task.by_known_kernel(omega, x, gamma)
+    inside, known = tuple(tensors.values()), None
+    learns = torch.is_grad_enabled() and any(_learns(t) for t in (gamma, *inside))
+    if mask is None:
+        known = from_its_value(omega, x, gamma, target, skip, settings)
+    known = known or task.by_kernel(x, gamma, inside, learns)
+    if known is None and learns:
+        return reference(omega, x, gamma, mask, target, skip, settings)
     if not torch.is_grad_enabled():
-        return (known or task.solve(x, gamma, tuple(tensors.values())))[0]
-    out: Tensor = _Loss.apply(task, known, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
+        return (known or task.solve(x, gamma, inside))[0]
+    out: Tensor = _Loss.apply(task, known, x, gamma, *inside)  # type: ignore[no-untyped-call]
     if known is None and may_hide(omega):
         refuse_hidden(*_uniform(omega, x), mask)
     return out
+
+
+def _learns(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.requires_grad
 
 
 def _uniform(omega: Regularizer, x: Tensor) -> tuple[Regularizer, Tensor]:
@@ -98,13 +108,6 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALF else x
 
 
-def _by_value(omega: Regularizer) -> bool:
-    """Whether a part of Ω declares too little to be evaluated in x's dtype and in blocks of
-    rows."""
-    leaves = smooth_part(omega).leaves()
-    return any(leaf.hyperparameters is None or not leaf.declares("grad") for leaf in leaves)
-
-
 def reference(
     omega: Regularizer,
     x: Tensor,
@@ -115,25 +118,27 @@ def reference(
     settings: Settings,
 ) -> Tensor:
     """The same losses, from max_Ω and its derivatives."""
-    x = _wide(x)
+    found: Tensor = _of_rows(omega, _wide(x), gamma, mask, target, skip, settings)[0]
+    return found
+
+
+def _of_rows(
+    omega: Regularizer, x: Tensor, gamma: Any, mask: Any, target: Target, skip: Any, settings: Any
+) -> tuple[Any, ...]:
+    """L_Ω(x; t) by max_Ω at y = Π_Ω(x), differentiable; the target and its sum, the rows, and y."""
     target, mass = target.spread_out(x, mask).normalised(x)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, result = evaluate.argmax(rows, settings)
-    return times(mass, _of_maximum(x, rows, y, target, skip, result))
-
-
-def _of_maximum(
-    x: Tensor, rows: Rows, y: Tensor, target: Target, skip: Tensor | None, result: Forward
-) -> Tensor:
-    """L_Ω(x; t) by max_Ω at y = Π_Ω(x), differentiable."""
-    target = _in_dtype(target, rows.x.dtype)
-    constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
-    linear = 2 * target.dot(_half(x, rows))
-    rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
-    value = smooth_max(rows, y, result).to(F64) + constant - linear
+    t = _in_dtype(target, rows.x.dtype)
+    constant = _number(rows.gamma) * t.value(rows.omega, rows.x, rows.mask)
+    linear = 2 * t.dot(_half(x, rows))
+    unshifted = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
+    value = smooth_max(unshifted, y, result).to(F64) + constant - linear
     if rows.mask is not None:
-        value = torch.where(target.inside(rows.mask), value, torch.inf)
-    return _filled(rows, value, skip)
+        value = torch.where(t.inside(rows.mask), value, torch.inf)
+    value = rows.restore_rows(value)
+    value = value if skip is None else torch.where(skip, 0, value)
+    return times(mass, value), target, mass, rows, y
 
 
 def _in_dtype(target: Target, dtype: torch.dtype) -> Target:
@@ -153,12 +158,6 @@ def _number(gamma: Any) -> Any:
     return gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
 
 
-def _filled(rows: Rows, value: Tensor, skip: Tensor | None) -> Tensor:
-    """``value``, with NaN in spoilt rows and 0 in empty and skipped ones."""
-    value = rows.restore_rows(value)
-    return value if skip is None else torch.where(skip, 0, value)
-
-
 class _Task(NamedTuple):
     """The losses of rows, without the tensors in which they are differentiated."""
 
@@ -169,18 +168,6 @@ class _Task(NamedTuple):
     skip: Tensor | None
     settings: Settings
 
-    def by_known_kernel(
-        self, omega: Regularizer, x: Tensor, gamma: Any
-    ) -> tuple[Tensor, Solved] | None:
-        """As :meth:`solve`, by a kernel from the value of Ω, or None."""
-        if self.mask is not None:
-            return None
-        found = from_its_value(omega, x, gamma, self.target, self.settings)
-        if found is None:
-            return None
-        value = found[0] if self.skip is None else torch.where(self.skip, 0, found[0])
-        return value, self._solved(found[1])
-
     def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
         if not self.names:
             return self.omega
@@ -190,84 +177,40 @@ class _Task(NamedTuple):
         omega = self.regularizer(tensors)
         return reference(omega, x, gamma, self.mask, self.target, self.skip, self.settings)
 
+    def by_kernel(
+        self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], learns: bool
+    ) -> tuple[Tensor, Solved] | None:
+        """As :meth:`solve`, by a kernel that Ω offers, or None. ``learns``: with the derivatives in
+        γ and θ."""
+        omega, x = self.regularizer(tensors), x.detach()
+        kernel = kernel_of(omega, x)
+        if kernel is None or self.settings.solver != "auto":
+            return None
+        x = x if x.dtype in kernel.dtypes else _wide(x)
+        with torch.no_grad(), transforms.full_precision(x.device.type):
+            given = self.mask, self.target, self.skip, learns
+            return of_rows(kernel, omega, x, gamma, *given)
+
     def solve(
         self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], learns: bool = False
     ) -> tuple[Tensor, Solved]:
-        """L and its gradient from one y. ``learns``: with what its derivatives in γ and θ need."""
-        omega, x = self.regularizer(tensors), x.detach()
+        """L and its gradient from one y."""
+        found = self.by_kernel(x, gamma, tensors, learns)
+        if found is not None:
+            return found
+        omega, x = self.regularizer(tensors), _wide(x.detach())
         with torch.no_grad(), transforms.full_precision(x.device.type):
-            by_value = _by_value(omega)
-            kernel = None if by_value else kernel_of(omega, x)
-            if kernel is not None and self.settings.solver == "auto":
-                taken = x if x.dtype in kernel.dtypes else _wide(x)
-                rest = self.mask, self.target, self.skip, learns
-                known = of_rows(kernel, omega, taken, gamma, *rest)
-                if known is not None:
-                    return known
-            x = _wide(x)
-            dtype = x.dtype
-            target, mass = self.target.spread_out(x, self.mask).normalised(x)
-            rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
-            y, result = evaluate.argmax(rows, self.settings)
-            if by_value:  # in the dtype of the solver, and no rows apart
-                x, omega, gamma = x.to(rows.x.dtype), rows.omega, rows.gamma
-            given = x, y.to(x.dtype), rows.mask, rows.shift.to(x.dtype), *_in_dtype(target, x.dtype)
-            each = functools.partial(_value, omega, gamma)
-            value = each(*given) if by_value else in_blocks(each, given, omega, gamma)
-            inside = None if rows.mask is None else target.inside(rows.mask)
-            value = value if inside is None else torch.where(inside, value, torch.inf)
-            value = times(mass, _filled(rows, value, self.skip))
-            dx = target.taken_from(y.to(dtype, copy=True))
+            given = self.mask, self.target, self.skip, self.settings
+            value, target, mass, rows, y = _of_rows(omega, x, gamma, *given)
+            dx = target.taken_from(y.to(x.dtype, copy=True))
             dx = dx if mass is None else dx.mul_(mass.unsqueeze(-1))
-            none = [None if t is None else ~t.squeeze(-1) for t in (rows.spoilt, rows.empty)]
-            solved = self._solved(dx, inside, *none)
-        if learns:
-            tied = result.tied and result.tied[0].augmented
-            solved = solved._replace(y=given[1], on=rows.mask, tied=tied)
-        return value, solved
-
-    def _solved(self, dx: Tensor, *having: Tensor | None) -> Solved:
-        """With 0 as the gradient of ignored rows and of those that one of ``having`` excludes."""
-        kept = [t for t in having if t is not None]
-        kept += [] if self.skip is None else [~self.skip]
-        if not kept:
-            return Solved(dx)
-        plain = functools.reduce(torch.logical_and, kept)
-        if not (transforms.may_look(dx) and bool(plain.all())):
-            dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
-        return Solved(dx, plain=plain)
-
-    def constant(self, solved: Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
-        """γ(Ω(t) − Ω(y)), differentiable in γ and θ, or what has the same derivatives; 0 in rows
-        without gradient."""
-        if solved.slopes is not None:
-            numbers = (gamma, *tensors)
-            pairs = zip(solved.slopes.unbind(-1), map(_number, numbers), strict=False)
-            total: Tensor = functools.reduce(torch.add, (slope * t for slope, t in pairs))
-            return total
-        y, on, plain = solved.y, solved.on, solved.plain
-        omega = self.regularizer([t.to(y.dtype) if t.is_floating_point() else t for t in tensors])
-        if plain is not None:
-            y = torch.where(plain.unsqueeze(-1), y, 1 / y.shape[-1])
-        own = omega if solved.tied is None else solved.tied.lagrangian(omega)
-        target, mass = self.target.normalised(y)
-        change = target.value(omega, y, on) - omega_at(own, y, on)
-        change = times(mass, _number(gamma) * change)
-        return (change if plain is None else torch.where(plain, change, 0)).to(F64)
-
-
-def _value(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
-    """max_Ω(x) + γΩ(t) − ⟨t, x⟩ of rows, for y = Π_Ω(x)."""
-    x, y, on, top, *given = rows
-    target = Target(*given)
-    z = (x - top).clamp_min_(torch.finfo(x.dtype).min)  # times an entry that is 0
-    z = z if on is None else torch.where(on, z, 0)
-    best = omega.conjugate_at(z, y, gamma, on)
-    if best is None:
-        best = (y * z).sum(-1) - _number(gamma) * omega_at(omega, y, on)
-    constant = _number(gamma) * target.value(omega, y, on)
-    value: Tensor = best.to(F64) - target.dot(z) + constant
-    return value
+            kept = [] if rows.mask is None else [target.inside(rows.mask)]
+            none = rows.spoilt, rows.empty, None if self.skip is None else self.skip.unsqueeze(-1)
+            kept += [~t.squeeze(-1) for t in none if t is not None]
+            plain = functools.reduce(torch.logical_and, kept) if kept else None
+            if plain is not None and not (transforms.may_look(dx) and bool(plain.all())):
+                dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
+        return value, Solved(dx)
 
 
 def reduced(task: Reduced, x: Tensor) -> Tensor | None:
@@ -294,8 +237,6 @@ class _Loss(torch.autograd.Function):
         """``known``: what ``task.solve`` would return."""
         ctx.learns = any(ctx.needs_input_grad[3:])
         value, ctx.solved = known or task.solve(x, gamma, tensors, ctx.learns)
-        if isinstance(task, _Task) and ctx.learns and ctx.solved.slopes is None:
-            task = task._replace(target=task.target.spread_out(_wide(x), task.mask))
         ctx.task, ctx.gamma = task, None if isinstance(gamma, Tensor) else gamma
         ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
         return value
@@ -305,25 +246,27 @@ class _Loss(torch.autograd.Function):
         inputs, wanted = list(ctx.saved_tensors), ctx.needs_input_grad[2:]
         once = type(g) is Tensor and transforms.plain() and not (g.is_meta or transforms.batched(g))
         again = torch.is_grad_enabled() or not once
-        if not again and ctx.solved is None:
-            gamma = inputs[1] if ctx.gamma is None else ctx.gamma
-            _, ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], ctx.learns)
         found: list[Any] = [None for _ in inputs]
-        free = [i for i, wants in enumerate(wanted) if wants and (again or i > 0)]
-        if free:
+        gamma = inputs[1] if ctx.gamma is None else ctx.gamma
+        if again:
+            free = [i for i, wants in enumerate(wanted) if wants]
             with torch.enable_grad(), transforms.full_precision(g.device.type):
                 for i in free:
                     inputs[i] = alias(inputs[i])
                 gamma = inputs[1] if ctx.gamma is None else ctx.gamma
-                if again:
-                    total = ctx.task.reference(inputs[0], gamma, inputs[2:])
-                else:
-                    total = ctx.task.constant(ctx.solved, gamma, inputs[2:])
+                total = ctx.task.reference(inputs[0], gamma, inputs[2:])
                 chosen = [inputs[i] for i in free]
-                grads = torch.autograd.grad(total, chosen, g, create_graph=again, allow_unused=True)
+                grads = torch.autograd.grad(total, chosen, g, create_graph=True, allow_unused=True)
             for i, t in zip(free, grads, strict=True):
                 found[i] = t
-        if wanted[0] and not again:
+            return None, None, *found
+        if ctx.solved is None:
+            _, ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], ctx.learns)
+        if ctx.solved.slopes is not None:
+            for i, slope in enumerate(ctx.solved.slopes.unbind(-1), start=1):
+                if i < len(inputs) and wanted[i]:
+                    found[i] = summed((g * slope).unsqueeze(-1), inputs[i])
+        if wanted[0]:
             found[0] = _times(ctx.solved.dx, g, inputs[0].dtype)
             ctx.solved = None  # the receiver of the gradient may write to its memory
         return None, None, *found

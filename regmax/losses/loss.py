@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,7 +22,7 @@ from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
 from . import fenchel_young, sharded
 from .by_kernel import reduced
-from .targets import Target, checked, divided, improper, is_index, taking_part, times
+from .targets import Target, checked, divided, improper, is_index, row_sums, taking_part, times
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -262,27 +263,42 @@ class FenchelYoungLoss(nn.Module):
             return Target(k, given), mass
         if weight is None and given is None:
             return Target(k, epsilon=epsilon), None
-        spread = taking_part(x, on, _wide(x.dtype))
-        count = spread.sum(-1).clamp_min(1)
-        spread = spread if weight is None else spread * weight
-        total = spread.sum(-1)
-        own = (1 - epsilon) * (1 if mass is None else mass)
-        scale = own + epsilon * total / count
-        share = (own / torch.where(scale > 0, scale, 1)).unsqueeze(-1)
-        spread = spread / torch.where(total > 0, total, 1).unsqueeze(-1)
+        part = taking_part(x, on, _wide(x.dtype))
+        spread, share, scale = self._smoothed(part, weight, mass, row_sums)
+        return Target(k, given, spread, share), scale
+
+    def _smoothed(
+        self,
+        part: Tensor,
+        weight: Tensor | None,
+        mass: Tensor | None,
+        sums: Callable[..., Any],
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """s and a of label smoothing, and the factor of the loss, None for 1. ``part``: 1 where an
+        entry takes part; ``sums``: those over rows."""
+        epsilon, spread = self.label_smoothing, part if weight is None else part * weight
+        count, total = sums(part, spread)
+        own = (1 - epsilon) * (1 if mass is None else mass.unsqueeze(-1))
+        scale = own + epsilon * total / count.clamp_min(1)
+        share = own / torch.where(scale > 0, scale, 1)
         plain = mass is None and weight is None
-        return Target(k, given, spread, share), None if plain else scale
+        spread = spread / torch.where(total > 0, total, 1)
+        return spread, share, None if plain else scale.squeeze(-1)
+
+    def _sums(
+        self, rows: Tensor, mass: Tensor | None, skip: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of the losses, and what the mean divides it by."""
+        if mass is None and skip is None:
+            return rows.sum(), rows.new_full((), rows.numel())
+        mass = torch.ones_like(rows) if mass is None else mass.to(rows.dtype)
+        return rows.sum(), (mass if skip is None else torch.where(skip, 0, mass)).sum()
 
     def _reduced(self, rows: Tensor, mass: Tensor | None, skip: Tensor | None) -> Tensor:
         if self.reduction == "none":
             return rows
-        if self.reduction == "sum" or not rows.numel():
-            return rows.sum()
-        if mass is None and skip is None:
-            return rows.mean()
-        mass = torch.ones_like(rows) if mass is None else mass.to(rows.dtype)
-        count = mass.sum() if skip is None else torch.where(skip, 0, mass).sum()
-        return rows.sum() / torch.where(count > 0, count, 1)
+        total, count = self._sums(rows, mass, skip)
+        return total if self.reduction == "sum" else total / torch.where(count > 0, count, 1)
 
     def __repr__(self) -> str:
         """A named loss shows its hyperparameters: ``EntmaxLoss(alpha=1.3, reduction='sum')``."""

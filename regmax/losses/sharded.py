@@ -77,15 +77,14 @@ def linear(module: Any, hidden: Any, weight: Any, bias: Any, target: Any, mask: 
     logits = [Shard(last) if c.is_shard() else r for r, c in zip(rows, classes, strict=True)]
     shape = (*hidden.shape[:-1], len(weight))
     at = Placed(mesh, shape, last, logits, False)
-    h = at.part = moved(hidden, rows)
-    omega = at.regularizer(module.omega)
-    if at.along is not None and not sharded.in_parts(omega, module.mapping.settings, _in_parts):
+    at.part = moved(hidden, rows)
+    inside, settings = at.regularizer(module.omega), module.mapping.settings
+    if at.along is not None and not sharded.in_parts(inside, settings, _in_parts):
         warnings.warn(sharded.gathers("weight", module.omega, 0), stacklevel=4)
         classes, logits = [Replicate()] * mesh.ndim, rows
         at = Placed(mesh, shape, last, logits, False)
-        h = at.part = moved(hidden, rows)
-        omega = at.regularizer(module.omega)
-    own = _part(module, at, omega)
+        at.part = moved(hidden, rows)
+    h, own = at.part, _part(module, at, at.regularizer(module.omega))
     w, b = moved(weight, classes), moved(bias, classes)
     target, mask = _target(at, target), at.of("mask", mask)
     each = own._of_rows(h, w, b, target, mask)
@@ -134,18 +133,9 @@ def reduced(
     if module.reduction == "none":
         each: Tensor = at.rows(rows).to(dtype)
         return each
-    total, count = rows.sum(), rows.new_full((), max(rows.numel(), 1))
-    if module.reduction == "mean":
-        if mass is not None or skip is not None:
-            mass = torch.ones_like(rows) if mass is None else mass.to(rows.dtype)
-            count = (mass if skip is None else torch.where(skip, 0, mass)).sum()
-        else:
-            count = rows.new_full((), rows.numel())
-    both: Tensor = at.total(torch.stack([total, count]))
-    if module.reduction == "sum":
-        return both[0].to(dtype)
-    whole, number = both.unbind()
-    return (whole / (number + (number == 0))).to(dtype)
+    total, count = at.total(torch.stack(module._sums(rows, mass, skip))).unbind()
+    whole: Tensor = total if module.reduction == "sum" else total / (count + (count == 0))
+    return whole.to(dtype)
 
 
 def proper(module: Any, at: Placed, target: Tensor, value: Any) -> Tensor:
@@ -196,7 +186,9 @@ def each(
         mass = across.sums(given)[0]
         given = given / torch.where(mass > 0, mass, 1)
         mass = mass.squeeze(-1)
-    a, spread, scale = _smoothed(module, on, own_weight, mass, across)
+    a, spread, scale = 1.0, None, mass
+    if module.label_smoothing:
+        spread, a, scale = module._smoothed(on.to(F64), own_weight, mass, across.sums)
     outside = ((given > 0) & ~on).any(-1).to(F64)
     outside = outside if wrong is None else torch.where(wrong, torch.nan, outside)
     parts = _parts(rows, y, raw, given, a, spread, vertex, across, on)
@@ -208,29 +200,6 @@ def each(
         value = torch.where(scale > 0, value * scale, 0)
     value = torch.where(off.isnan(), torch.nan, value)
     return value, mass if vertex else None, skip
-
-
-def _smoothed(
-    module: Any,
-    on: Tensor,
-    weight: Tensor | None,
-    mass: Tensor | None,
-    across: shards.Shards,
-) -> tuple[Any, Tensor | None, Tensor | None]:
-    """The share of the target and the rest, (*batch, 1) and (*batch, d), and the factor of the
-    loss, as in ``FenchelYoungLoss._target``."""
-    epsilon = module.label_smoothing
-    if epsilon == 0:
-        return 1.0, None, mass
-    spread = on.to(F64)
-    weighted = spread if weight is None else spread * weight
-    count, total = across.sums(spread, weighted)
-    own = (1 - epsilon) * (torch.ones_like(total) if mass is None else mass.unsqueeze(-1))
-    scale = own + epsilon * total / count.clamp_min(1)
-    share = own / torch.where(scale > 0, scale, 1)
-    plain = mass is None and weight is None
-    weighted = weighted / torch.where(total > 0, total, 1)
-    return share, weighted, None if plain else scale.squeeze(-1)
 
 
 def _parts(

@@ -1,10 +1,9 @@
 """The targets t of a Fenchel–Young loss: ⟨t, x⟩, Ω(t) and y − t. A target is a vertex or a
-distribution, with or without label smoothing. Also Ω of large tensors, in blocks."""
+distribution, with or without label smoothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +14,6 @@ from ..kernels.transforms import may_look
 from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Regularizer
 
-BLOCK = 1 << 18
-"""Entries per block: the temporaries of a block fit in a core's cache."""
 F64 = torch.float64
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -98,7 +95,8 @@ class Target(NamedTuple):
         if self.vertex is not None:
             first = _at_vertex(omega, like, on, self.vertex)
         else:
-            first = in_blocks(lambda t, on: omega_at(omega, t, on), (self.given, on), omega)
+            assert self.given is not None
+            first = omega_at(omega, self.given, on)
         if self.spread is None or self.share is None:
             return first
         a = self.share.squeeze(-1)
@@ -110,6 +108,11 @@ def taking_part(x: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
     if mask is None and may_look(x) and x.numel() and bool(x.amin() > -torch.inf):
         return x.new_ones((1,) * (x.ndim - 1) + (x.shape[-1],), dtype=dtype)
     return (x != -torch.inf if mask is None else mask & (x != -torch.inf)).to(dtype)
+
+
+def row_sums(*entries: Tensor) -> tuple[Tensor, ...]:
+    """The sum of each tensor over rows, (*batch, 1)."""
+    return tuple(t.sum(-1, keepdim=True) for t in entries)
 
 
 def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
@@ -144,30 +147,6 @@ def _mean_of_vertices(
         k = torch.full_like(like[..., :1], c, dtype=torch.int64)
         total = total + spread[..., c] * _at_vertex(omega, like, on, k)
     return total
-
-
-def in_blocks(
-    function: Callable[..., Tensor],
-    rows: Sequence[Tensor | None],
-    omega: Regularizer | None = None,
-    gamma: Any = None,
-) -> Tensor:
-    """function(*rows), (*batch): a few rows at a time if all rows together exceed the cache. All at
-    once if γ or a tensor inside Ω differs between rows."""
-    x = rows[0]
-    assert x is not None
-    if x.numel() < 2 * BLOCK or not transforms.may_look(x):
-        return function(*rows)
-    numbers = [gamma, *(omega.tensors(fixed=True).values() if omega is not None else ())]
-    if any(isinstance(t, Tensor) and t.numel() > 1 for t in numbers):
-        return function(*rows)
-    batch, step = x.shape[:-1], max(1, BLOCK // x.shape[-1])
-    flat = [None if t is None else t.reshape(-1, t.shape[-1]) for t in rows]
-    parts = [
-        function(*(t if t is None or len(t) == 1 else t[i : i + step] for t in flat))
-        for i in range(0, batch.numel(), step)
-    ]
-    return torch.cat(parts).view(batch)
 
 
 def checked(t: Tensor) -> Tensor:

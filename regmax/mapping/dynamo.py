@@ -23,11 +23,9 @@ from ..regularizers.penalty import Penalized
 from ..regularizers.recorded import Reading, read
 from ..regularizers.regularizer import Regularizer
 from . import evaluate
-from .maximum import smooth_max
 from .methods.closed_form import has_formula, has_inverse
 from .methods.solver import Settings
 from .operator import not_recordable
-from .rows import prepare
 
 _READ: dict[str, Reading] = {}
 """What was read of values, by its text."""
@@ -54,8 +52,7 @@ def _smooth_max(
 ) -> Tensor:
     """max_Ω(x)."""
     omega, D = made(text, list(arguments)), domains.made(domain)
-    rows = prepare(omega, x, gamma, dim, mask, domain=D)
-    return smooth_max(rows, *evaluate.argmax(rows, Settings())).to(x.dtype)
+    return evaluate.maximum(omega, x, gamma, dim, mask, Settings(), D)
 
 
 mapping: Callable[..., Tensor] = torch.compiler.allow_in_graph(_mapping)
@@ -117,6 +114,14 @@ def _text_of_value(omega: Regularizer, *_: Any) -> tuple[str, list[str]]:
     return found.text, list(omega.tensors(fixed=True))
 
 
+def _text_of_name(
+    named: Callable[[str], Regularizer], name: str, domain: bool
+) -> tuple[str, list[Any]]:
+    """The text of the regularizer ``named(name)``, and its arguments, which are numbers;
+    ``domain``: on another domain than the simplex."""
+    return ("", []) if domain and not has_inverse(named(name)) else text_of(named(name), Settings())
+
+
 def _numbers(part: Any) -> list[Any]:
     """The values that are attributes of Ω and its modules. Dynamo traces this function: where one
     has changed, it records again."""
@@ -138,6 +143,7 @@ _of_value: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant
 )
 of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text_of_form)
 _of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text)
+of_name: Callable[..., tuple[str, list[Any]]] = torch.compiler.assume_constant_result(_text_of_name)
 
 
 def _outside(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..domains import Domain, Projected, Simplex
+from ..domains import Domain, Projected
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
-from ..optimality.jacobian import averaging, tied_products
+from ..optimality.jacobian import tied_products
 from ..optimality.problem import Problem
 from ..optimality.projected import followed
 from ..regularizers import arguments, serialize
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.identity import refuse_hidden
-from ..regularizers.penalty import Penalized, penalty_of, who
+from ..regularizers.penalty import Penalized, Penalty, averaged, penalty_of, who
 from ..regularizers.regularizer import Regularizer
 from ..solvers.kinks import Tied, multiplied
 from . import function, jagged, kinks, sharded
-from .function import newton_steps
+from .function import newton_steps, relative
 from .jagged import is_jagged
+from .maximum import smooth_max
 from .methods import choose
 from .methods.base import Missed
 from .methods.closed_form import Computed, closed_form, solves
-from .methods.on_domain import Between, bounded, computed
+from .methods.on_domain import computed
 from .methods.solver import Forward, Settings, report
 from .operator import not_recordable
 from .rows import HALF, Rows, prepare
@@ -56,7 +56,7 @@ def mapping(
         try:
             y = None
             if mask is None and dim == -1 and type(gamma) is float:
-                y = _known(choose.known, x, omega, x, gamma, settings, domain)
+                y = _known(omega, x, gamma, settings, domain)
             if y is None:
                 y = _of_scores(omega, x, gamma, dim, mask, domain)
         except RuntimeError:  # from a tensor without strides or memory, which is named
@@ -77,43 +77,40 @@ def mapping(
     return rows.restore(argmax(rows, settings)[0])
 
 
-def by_name(
-    cls: type[Regularizer],
-    hyper: dict[str, Any],
-    make: Callable[..., Regularizer],
+def maximum(
+    omega: Regularizer,
     x: Any,
     gamma: float | Tensor,
     dim: int,
     mask: Any,
     settings: Settings,
+    domain: Domain | None = None,
 ) -> Tensor:
-    """:func:`mapping` of the Ω that ``make(cls, hyper)`` gives, which is not made where a call
-    like this one found the kernel."""
-    if mask is None and dim == -1 and type(gamma) is float and isinstance(x, Tensor) and x.is_cpu:
-        try:
-            y = _known(choose.known_by_name, x, cls, hyper, x, gamma, lambda: make(cls, hyper))
-        except RuntimeError:  # which mapping explains
-            y = None
-        if y is not None:
-            return y
-    return mapping(make(cls, hyper), x, gamma, dim, mask, settings)
+    """max_Ω(x), with gradients; the arguments of :func:`mapping`."""
+    if domain is None and is_dtensor(x) and not transforms.transforming():
+        local = functools.partial(maximum, settings=settings)
+        return sharded.maximum(local, omega, x, gamma, dim, mask, settings)
+    rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings), domain)
+    return smooth_max(rows, *argmax(rows, settings)).to(x.dtype)
 
 
-def _known(find: Callable[..., Any], x: Tensor, *given: Any) -> Tensor | None:
+def _known(
+    omega: Regularizer, x: Any, gamma: float, settings: Settings, domain: Domain | None
+) -> Tensor | None:
     """Π_Ω(x) by the method that a call like this one found, or None where it must be looked for."""
     try:
-        found = find(*given)
+        found = choose.known(omega, x, gamma, settings, domain)
         if found is None:
             return None
         method, theta = found
-        if method.direct is None:
+        direct: Any = method.direct
+        if direct is None:
             y: Tensor | None = method.kernel.operator(x, *method.filled(theta))
             if y is not None:
                 return y
-        if method.kernel is not None or x.dtype in method.direct.dtypes:
+        if method.kernel is not None or x.dtype in direct.dtypes:
             return function.argmax(method, x, None, theta)
-        y = function.argmax(method, x.to(method.direct.dtypes[0]), None, theta)
-        return y.to(x.dtype)
+        return function.argmax(method, x.to(direct.dtypes[0]), None, theta).to(x.dtype)
     except Missed:
         return None
 
@@ -127,28 +124,15 @@ def _of_scores(
     domain: Domain | None,
 ) -> Tensor | None:
     """Π_Ω(x) by a kernel that takes scores as the user gives them, or None."""
-    if transforms.tracing():
-        omega, gamma = choose.recordable(omega, gamma)
-    found = choose.takes_scores(omega, x, gamma)
+    found = choose.of_scores(omega, x, gamma, dim, mask, domain)
     if found is None:
         return None
-    kernel, transformed = found
-    if domain is not None and (kernel is None or transformed or not bounded(kernel, domain)):
-        return None
-    x, dim, on = arguments.rows(omega, x, dim, mask)
-    method, tensors, rows = choose.of_scores(kernel, omega, x, gamma, dim, transformed)
-    if domain is not None:
-        assert isinstance(domain, Simplex)
-        method = Between(method, domain.limits(rows, dim), rows.movedim(dim, -1))
-    if dim != x.ndim - 1:
-        rows = rows.movedim(dim, -1)
-        on = None if on is None else on.movedim(dim, -1)
+    method, tensors, rows, on, transformed = found
     try:
         y = function.argmax(method, rows, on, tensors, transformed)
     except Missed:  # a row without a point of the domain, which is named
         return None
-    if dim != x.ndim - 1:
-        y = y.movedim(-1, dim)
+    y = y if dim in (-1, y.ndim - 1) else y.movedim(-1, dim)
     return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
@@ -219,11 +203,12 @@ def _check_product(
             along = tied_products(*tied.bent, found, v)[0] / wide.gamma
             expected = torch.where(tied.bound.unsqueeze(-1), along, expected)
         off = (wide.read(got) - expected).abs().amax(-1)
-        average = averaging(penalty_of(problem.omega), found, problem.mask)
-        if average is not None:  # both products have it: averages of averages are the same
-            once = average(v)
-            off = torch.maximum(off, (average(once) - once).abs().amax(-1))
-        size = 1 + expected.abs().amax(-1)
+        size, penalty = 1 + expected.abs().amax(-1), penalty_of(problem.omega)
+        if penalty is not None:  # both products have its averages: these are means over groups
+            given = v, found, problem.mask
+            away = (averaged(penalty, *given) - Penalty.average(penalty, *given)).abs()
+            away = torch.where(found > 0, away, 0).amax(-1)
+            off = torch.where(away <= 1e-9 * size, off, torch.maximum(off, size))
         decided = (support == problem.support(found)).all(-1)
         for none in (wide.empty, wide.spoilt):  # rows without an answer have no gradient
             decided = decided if none is None else decided & ~none.squeeze(-1)
@@ -273,10 +258,9 @@ def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor,
     except Missed:
         return _argmax(rows, settings, value=False)
     if answer is None:
-        if not choose.compares(method.kernel, omega):
-            refuse_hidden(omega, y, rows.mask)
-        return y, choose.result_of(method, y)
-    y = kinks.without(y, omega, answer.unknown)
+        answer = choose.result_of(method, y)
+    else:
+        y = kinks.without(y, omega, answer.unknown)
     refuse_hidden(omega, y, rows.mask)
     return y, answer
 
@@ -327,7 +311,9 @@ def _transformed(rows: Rows, settings: Settings, given: tuple[Any, ...]) -> tupl
     result = Forward(y, "operator", why)
     assert not isinstance(rows.bounds, Projected)
     if _differentiated(given):
-        y = newton_steps(y, rows.z_from(y), rows.omega, rows.mask, rows.bounds)
+        # the gradient of a tensor γ multiplies what rounding leaves of ⟨Jv, 1⟩ by the scores
+        z = relative(rows.x, y) / rows.gamma if isinstance(rows.gamma, Tensor) else rows.z
+        y = newton_steps(y, z, rows.omega, rows.mask, rows.bounds)
     refuse_hidden(rows.omega, y, rows.mask)
     return y, result
 
@@ -381,14 +367,11 @@ def check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
     wrong = rows.domain.off(y) > 0
     if bool(wrong.any()):
         at = first(wrong)
+        bounds = ">= 0" if rows.bounds is None else "within its bounds"
         raise RegularizerError(
-            f"{who(rows.omega)}, {result.path}: y must be {_bounds(rows)}, and 0 where masked; "
+            f"{who(rows.omega)}, {result.path}: y must be {bounds}, and 0 where masked; "
             f"got {y[at].item():.3g} at {at}"
         )
-
-
-def _bounds(rows: Rows) -> str:
-    return ">= 0" if rows.bounds is None else "within its bounds"
 
 
 def check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:

@@ -87,20 +87,10 @@ class Mapping(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        size, method = info.batch_size, inputs[2]
+        method = inputs[2]
         names = zip(("gamma", *method.names), method.numbers, strict=True)
-        own = [name for name, t in names if t is None]
-        each = zip(own, in_dims[4:], strict=True)
-        if all(dim is None or name in method.per_row for name, dim in each):
-            return Mapping.apply(*_stacked(size, in_dims, inputs, (0, 1))), 0  # type: ignore[no-untyped-call]
-        # a tensor of Ω that is not one number per row, a matrix for instance, differs
-        found = [
-            Mapping.apply(  # type: ignore[no-untyped-call]
-                *(t if d is None else t.select(d, i) for t, d in zip(inputs, in_dims, strict=True))
-            )
-            for i in range(size)
-        ]
-        return torch.stack(found), 0
+        per_row = [name in method.per_row for name, t in names if t is None]
+        return stacked(Mapping.apply, info.batch_size, in_dims, inputs, per_row), 0
 
 
 _plainly = super(torch.autograd.Function, Mapping).apply
@@ -154,8 +144,7 @@ class Product(torch.autograd.Function):
         if transforms.tracing():
             text, given = _recorded(method, tensors)
             return tuple(torch.ops.regmax.jacobian_product(y, part, v, given, text, hyper))
-        wants = [hyper] * len(tensors)
-        gx, each = method.backward(y, taking_part(part), v, tensors, wants)
+        gx, each = method.backward(y, taking_part(part), v, tensors, [hyper] * len(tensors))
         return gx, *(t for t in each if t is not None)
 
     @staticmethod
@@ -195,6 +184,24 @@ def _keep(ctx: Any, *saved: Tensor | None) -> None:
     ctx.save_for_backward(*saved)
     if transforms.dual_level() or transforms.transforming():
         ctx.save_for_forward(*saved)
+
+
+def stacked(
+    call: Callable[..., Any], size: int, dims: tuple[Any, ...], inputs: Any, per_row: list[bool]
+) -> Tensor:
+    """Rows are independent, so a batch of problems, which ``call`` takes as x, mask, … and tensors,
+    is one problem with one more dimension in front; unless a tensor of Ω that is not one number
+    ``per_row``, a matrix for instance, differs in it."""
+    own = dims[len(dims) - len(per_row) :]
+    if all(dim is None or each for dim, each in zip(own, per_row, strict=True)):
+        found: Tensor = call(*_stacked(size, dims, inputs, (0, 1)))
+        return found
+    return torch.stack(
+        [
+            call(*(t if d is None else t.select(d, i) for t, d in zip(inputs, dims, strict=True)))
+            for i in range(size)
+        ]
+    )
 
 
 def _stacked(size: int, dims: tuple[Any, ...], inputs: Any, rows: tuple[int, ...]) -> list[Any]:
@@ -241,7 +248,7 @@ def _change(
     total = torch.zeros_like(y) if tx is None else tx
     if tgamma is not None:
         assert x is not None
-        total = total - _relative(x, y) * (tgamma / gamma)
+        total = total - relative(x, y) * (tgamma / gamma)
     names, on = method.names, taking_part(part)
     moved = {name: t for name, t in zip(names, ttheta, strict=True) if t is not None}
     if not moved:
@@ -263,7 +270,7 @@ def _pushed(function: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any,
     return torch.func.vjp(pull, zeros)[1](along)[0]
 
 
-def _relative(x: Tensor, y: Tensor) -> Tensor:
+def relative(x: Tensor, y: Tensor) -> Tensor:
     """x relative to its smallest supported entry, 0 outside of the support: where α-entmax is
     steep, at that entry, what rounding leaves of ⟨Jv, 1⟩ is large."""
     on = y.detach() > 0
@@ -273,7 +280,7 @@ def _relative(x: Tensor, y: Tensor) -> Tensor:
 
 def _along(gx: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """⟨gx, x⟩, one number per row."""
-    return simplex.row_dot(gx.double(), _relative(x, y).double())  # neither may overflow
+    return simplex.row_dot(gx.double(), relative(x, y).double())  # neither may overflow
 
 
 def gradients(
@@ -287,11 +294,10 @@ def gradients(
     """The gradients of x and of those tensors of θ that are wanted, in any mode; None for γ."""
     found: list[Tensor | None] = [None] * len(tensors)
     first = int(method.numbers[0] is None)
-    if type(v) is Tensor and transforms.plain() and not transforms.batched(v):
-        if torch.is_grad_enabled():
-            return method.differentiable(y, taking_part(part), v, tensors, wants)
-        gx, each = method.backward(y, taking_part(part), v, tensors, wants[first:])
-    elif not method.general and transforms.under_transform((v, y)):
+    plain = type(v) is Tensor and transforms.plain() and not transforms.batched(v)
+    if not method.general and plain and not torch.is_grad_enabled():
+        gx, each = method.backward(y, taking_part(part), v, tensors, wants)
+    elif not (method.general or plain) and transforms.under_transform((v, y)):
         hyper = True in wants[first:]
         gx, *each = inside_grad.apply(Product, y, part, v, method, hyper, *tensors)
     else:

@@ -18,40 +18,28 @@ from .rows import Rows
 
 
 def noted(rows: Rows, result: Forward, settings: Settings) -> Forward:
-    """An answer that will be differentiated, with its rows on kinks."""
-    find = of_formula if result.solved is None else of_penalty
-    return find(rows, result, settings)
-
-
-def of_formula(rows: Rows, result: Forward, settings: Settings) -> Forward:
-    """The answer of a closed form, with its rows on kinks of the value."""
-    omega, y, near = _near(rows, result)
-    if near is None:
+    """An answer that will be differentiated, with its rows on kinks: for a closed form those of the
+    value, for a solver those of a penalty along the support, and which of these have derivatives
+    that are not known."""
+    solved = result.solved
+    if solved is None:
+        omega, y, near = _near(rows, result)
+    else:
+        omega, y, near = solved.at.problem.omega, result.y, solved.at.kinked()
+    if near is None or not bool(near.any()):
         return result
-    tol, unknown = settings.tolerance(result.y.dtype), near
-    with torch.no_grad():
-        tied = multiplied(Problem(omega, rows.z.double(), rows.mask))
-    if tied is not None:
-        away = (tied.y - y).norm(dim=-1) + tied.certificate.error_bound
-        unknown = near & ~(away <= tol)
-    _warn(omega, unknown)
-    return result if tied is None else replace(result, tied=(tied, tied.bound & near & ~unknown))
-
-
-def of_penalty(rows: Rows, result: Forward, settings: Settings) -> Forward:
-    """The answer of a solver, with its rows on kinks of a penalty along the support; and those of
-    them whose derivatives are not known."""
-    assert result.solved is not None
-    kinked = result.solved.at.kinked()
-    if result.tied is None and bool(kinked.any()):
-        omega, tol = result.solved.at.problem.omega, settings.tolerance(result.y.dtype)
+    known = torch.zeros_like(near)
+    if result.tied is None:
         with torch.no_grad():
-            problem = Problem(omega, rows.z.double(), rows.mask)
-            tied = multiplied(problem)
+            tied = multiplied(Problem(omega, rows.z.double(), rows.mask))
         if tied is not None:
-            away = (tied.y - result.y).norm(dim=-1) + tied.certificate.error_bound
-            result = replace(result, tied=(tied, tied.bound & kinked & (away <= tol)))
-    unknown = kinked if result.tied is None else kinked & ~result.tied[1]
+            away = (tied.y - y).norm(dim=-1) + tied.certificate.error_bound
+            known = near & (away <= settings.tolerance(result.y.dtype))
+            result = replace(result, tied=(tied, tied.bound & known))
+    if solved is None:
+        _warn(omega, near & ~known)
+        return result
+    unknown = near if result.tied is None else near & ~result.tied[1]
     return replace(result, unknown=unknown) if bool(unknown.any()) else result
 
 

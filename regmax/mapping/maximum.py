@@ -27,20 +27,24 @@ def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | Non
     against it.
     """
     omega, gamma = rows.omega, rows.gamma
+    transformed = transforms.under_transform((rows.x, y)) or transforms.dual_level()
     with transforms.full_precision(rows.x.device.type):
-        value = objective(omega, rows.x, gamma, y, rows.mask)
         with torch.no_grad():
-            best = None
-            if rows.bounds is None and omega.declares("conjugate"):
-                best = omega.conjugate(rows.x, gamma, rows.mask)
-            if best is not None:
-                like(best, value, f"{who(omega)}.conjugate")
-            if best is not None and gap is not None:
-                _check_conjugate(omega, best, value, rows, gap)
-            if best is None:  # at the exact zeros of y, where Ω is finite there
+            best: Any = None
+            if rows.bounds is None:
+                best = omega.conjugate_at(rows.x, y, gamma, rows.mask)
+            known = best is not None
+            if known:
+                like(best, y[..., 0], f"{who(omega)}.conjugate")
+            else:  # at the exact zeros of y, where Ω is finite there
                 best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
-            best = torch.where(torch.isfinite(best), best, value)
-        transformed = transforms.under_transform((rows.x, y)) or transforms.dual_level()
+            finite = torch.isfinite(best)
+        value, checks = best, known and gap is not None
+        if transformed or checks or not (transforms.may_look(best) and bool(finite.all())):
+            value = objective(omega, rows.x, gamma, y, rows.mask)
+        if checks and gap is not None:
+            _check_conjugate(omega, best, value.detach(), rows, gap)
+        best = torch.where(finite, best, value.detach())
         if isinstance(rows.bounds, Projected):  # y has its derivatives, and may be negative
             transformed = True
             value = objective(omega, rows.x, gamma, y, rows.mask, at=rows.bounds.lifted(y))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +40,6 @@ class _Serialized:
     held: frozenset[str]
     per_row: frozenset[str]
     gamma: float | None
-    settings: Settings
 
     def made(self, tensors: list[Tensor]) -> tuple[Regularizer, float | Tensor]:
         """Ω and γ with these tensors."""
@@ -101,19 +99,23 @@ def _made(text: str, known: object) -> _Serialized:
     omega, gamma, *names = serialize.made(text)
     per_row = frozenset(prefix + name for prefix, name, _ in omega.declared())
     held = frozenset(omega.tensors(fixed=True))
-    return _Serialized(omega, tuple(names), held, per_row, gamma, Settings())
+    return _Serialized(omega, tuple(names), held, per_row, gamma)
 
 
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
     read = _read(text)
-    if mask is None and not tensors and type(read.gamma) is float:
-        found = choose.known(read.omega, x, read.gamma, read.settings)
-        if found is not None:
-            return found[0].forward(x, None, ())[0]
-    if isinstance(read.omega, Recorded):
-        y = _by_value(*read.made(tensors), x, function.taking_part(mask))
+    omega, gamma = read.made(tensors)
+    by_value = isinstance(omega, Recorded)
+    on = function.taking_part(mask) if by_value else mask
+    if on is None and type(gamma) is float and (by_value or not tensors):
+        with contextlib.suppress(Missed):
+            found = choose.known(omega, x, gamma, Settings())
+            if found is not None:
+                return found[0].forward(x, None, found[1])[0]
+    if by_value:
+        y = _by_value(omega, gamma, x, on)
     else:
-        y = choose.forward(read.rows(x, mask, tensors), read.settings)
+        y = choose.forward(read.rows(x, mask, tensors), Settings())
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
         y = y.clone()  # an operator must not return what it was given
@@ -122,11 +124,6 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) ->
 
 def _by_value(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     """By the kernel that is made of e, of scores as the user gives them."""
-    with contextlib.suppress(Missed):
-        if mask is None and type(gamma) is float:
-            found = choose.known(omega, x, gamma, Settings())
-            if found is not None:
-                return found[0].forward(x, None, found[1])[0]
     rows = prepare(omega, x, gamma, -1, mask, wide=True)
     with contextlib.suppress(Missed):
         found = from_value.again(rows.omega, rows.x, rows.gamma)
@@ -164,10 +161,12 @@ def _argmax_of_batch(
     tensors: list[Tensor],
     text: str,
 ) -> tuple[Tensor, int]:
-    def again(*given: Any) -> Any:
-        return torch.ops.regmax.argmax(*given, text)
+    def again(x: Tensor, mask: Tensor | None, *tensors: Tensor) -> Any:
+        return torch.ops.regmax.argmax(x, mask, [*tensors], text)
 
-    return _batched(again, info.batch_size, in_dims[:3], _read(text), x, mask, tensors), 0
+    x_dim, mask_dim, dims, _ = in_dims
+    given = info.batch_size, (x_dim, mask_dim, *dims), (x, mask, *tensors)
+    return function.stacked(again, *given, _read(text).one_per_row()), 0
 
 
 def _jacobian_product(
@@ -196,42 +195,6 @@ def _product_like(
     first = torch.empty_like(y, memory_format=torch.contiguous_format)
     wide = [(*y.shape[:-1], t.shape[-1] if t.ndim else 1) for t in theta]
     return [first, *(y.new_empty(shape, dtype=torch.float64) for shape in wide)]
-
-
-def _batched(
-    call: Callable[[Tensor, Tensor | None, list[Tensor]], Any],
-    size: int,
-    dims: tuple[int | None, int | None, list[int | None]],
-    serialized: _Serialized,
-    x: Tensor,
-    mask: Tensor | None,
-    tensors: list[Tensor],
-) -> Tensor:
-    """Rows are independent, so a batch of problems is one problem with one more dimension in front;
-    unless a tensor of Ω that is not one number per row, a matrix for instance, differs in it.
-    """
-    x_dim, mask_dim, tensor_dims = dims
-
-    def front(t: Tensor, dim: int | None) -> Tensor:
-        return t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
-
-    x = front(x, x_dim)
-    x = x.expand(size, *x.shape[1:])
-    if mask is not None:
-        mask = front(mask, mask_dim).expand(x.shape)
-    each = list(zip(tensors, tensor_dims, serialized.one_per_row(), strict=True))
-    if all(per_row or dim is None for _, dim, per_row in each):
-        y: Tensor = call(x, mask, [front(t, dim) if per_row else t for t, dim, per_row in each])
-        return y
-    found = [
-        call(
-            x[i],
-            None if mask is None else mask[i],
-            [t if dim is None else t.select(dim, i) for t, dim, _ in each],
-        )
-        for i in range(size)
-    ]
-    return torch.stack(found)
 
 
 # not torch.library.custom_op: its checks cost as much as a kernel of short rows

@@ -60,17 +60,6 @@ class Rows:
         """These rows as a problem."""
         return Problem(self.omega, self.z, self.mask, bounds=self.bounds)
 
-    def z_from(self, y: Tensor) -> Tensor:
-        """x/γ up to a constant of each row: 0 at the smallest positive entry of y.
-
-        ⟨J v, 1⟩ = 0 but for rounding. For α-entmax with α > 2 this rounding is large at that entry,
-        and the gradient of γ would multiply it by the score there.
-        """
-        if not isinstance(self.gamma, Tensor):
-            return self.z
-        least = torch.where(y > 0, y.detach(), torch.inf).argmin(-1, keepdim=True)
-        return (self.x - self.x.detach().gather(-1, least)) / self.gamma
-
     def start(self, y0: Any) -> Tensor:
         """``y0`` as points of Δ in these rows, where a solver may start.
 

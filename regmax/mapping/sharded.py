@@ -8,6 +8,7 @@ tensors beside a DTensor count as replicated, as in PyTorch's ``implicit_replica
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -117,12 +118,6 @@ class Placed:
         whole = DTensor.from_local(t, self.mesh, placements, run_check=False)
         return whole.redistribute(placements=[Replicate()] * len(placements))
 
-    def described(self) -> str:
-        """Where rows are computed, for a reader."""
-        if self.along is None:
-            return "each device maps its own rows"
-        return f"by all-reduced sums of each row, over {self.along.size} devices that share rows"
-
     def _of_rows(self) -> list[Any]:
         from torch.distributed.tensor import Replicate, Shard
 
@@ -201,7 +196,8 @@ def mapping(
 ) -> Tensor:
     """``local(omega, x, gamma, dim, mask)`` of what each device holds, put together again."""
     at, inside = placed("x", x, dim, omega, settings)
-    local = local if at.along is None else shards.local(at.along)
+    if at.along is not None:
+        local = functools.partial(shards.mapping, shards=at.along)
     given = (at.of("gamma", gamma), at.dim - x.ndim, at.of("mask", mask))
     whole: Tensor = at.like_scores(local(inside, at.part, *given))
     return whole
@@ -237,4 +233,7 @@ def explained(omega: Regularizer, x: Any, dim: int, settings: Settings) -> list[
     lines = [f"rows: {x.numel() // size} of {size} scores along dim {dim}, {where}"]
     if at.along is not None and not in_parts(at.regularizer(omega), settings):
         return [*lines, f"note: {gathers('x', omega, at.dim)}"]
-    return [*lines, f"forward: {at.described()}"]
+    if at.along is None:
+        return [*lines, "forward: each device maps its own rows"]
+    shared = f"over {at.along.size} devices that share rows"
+    return [*lines, f"forward: by all-reduced sums of each row, {shared}"]

@@ -7,8 +7,7 @@ the product with J. :meth:`regmax.Regularizer.sharded_form` has the mathematics 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,16 +15,16 @@ from torch import Tensor
 
 from ..kernels import transforms
 from ..kernels.wrappers import dense
-from ..optimality.jacobian import hyperparameter_product
 from ..regularizers import arguments
 from ..regularizers.curvature import Curvature, Diagonal, DiagonalPlusRankOne
 from ..regularizers.errors import RegularizerError
 from ..regularizers.identity import trusted, unscaled
 from ..regularizers.penalty import who
-from ..regularizers.regularizer import Regularizer, copied, frozen
+from ..regularizers.regularizer import Regularizer, copied
 from . import function
 from .maximum import envelope, objective
-from .methods.base import Method
+from .methods.closed_form import Computed
+from .methods.solver import Forward, Settings
 from .rows import Rows, aligned
 
 F64 = torch.float64
@@ -171,41 +170,18 @@ def _solved(omega: Regularizer, x: Tensor, gamma: Any, mask: Tensor | None) -> T
     return torch.zeros_like(x).scatter(-1, inside.indices, torch.where(some, y, 0))
 
 
-class Sharded(Method):
-    """Π_Ω of the parts of rows x/γ, whose answer is known; θ is every tensor of Ω."""
+class Sharded(Computed):
+    """Π_Ω of the parts of rows x/γ, whose answer is known."""
 
-    general = True
+    __slots__ = ("_shards",)
 
     def __init__(self, rows: Rows, y: Tensor, shards: Shards) -> None:
-        inside = rows.omega.tensors(fixed=True)
-        super().__init__(None, frozen(rows.omega), (1.0, *(None for _ in inside)))
-        self._names, self._y, self._shards = tuple(inside), y, shards
+        super().__init__(replace(rows, gamma=1.0), Settings(), Forward(y, "", ""))
+        self._shards = shards
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._names
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor | None]:
-        return self._y.clone(), None
-
-    def backward(
-        self,
-        y: Tensor,
-        part: Tensor | None,
-        v: Tensor,
-        tensors: Sequence[Tensor],
-        wants: Sequence[bool],
-    ) -> tuple[Tensor, list[Tensor | None]]:
+    def product(self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor) -> Tensor:
         """By the adjoint of the optimality condition at y."""
-        omega = self.omega.with_tensors(dict(zip(self._names, tensors, strict=True)))
-        with transforms.full_precision(y.device.type):
-            curvature = omega.curvature(omega.lifted(y))
-            w = _product(curvature, y > 0, v, self._shards, omega)
-            return w, hyperparameter_product(omega, self._names, tensors, wants, y, w)
-
-    differentiable = backward
+        return _product(omega.curvature(omega.lifted(y)), y > 0, v, self._shards, omega)
 
 
 def _product(
@@ -238,11 +214,3 @@ def _centred(s: Tensor, v: Tensor, total: Tensor, along: Tensor) -> Tensor:
     """s ∘ (v − ⟨s, v⟩/Σs); exactly 0 where the row has one entry in its support."""
     w = s * (v - along / torch.where(total > 0, total, 1))
     return torch.where(s == total, 0, w)
-
-
-Local = Callable[..., Tensor]
-
-
-def local(shards: Shards) -> Local:
-    """:func:`mapping` on these devices."""
-    return functools.partial(mapping, shards=shards)

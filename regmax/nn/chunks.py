@@ -24,8 +24,7 @@ from ..regularizers import arguments
 from ..regularizers.regularizer import Regularizer
 from . import gradients, matmul, whole
 from .gradients import leaves, through
-from .learnable import Learnable
-from .omega import Omega, resolved
+from .omega import Omega, at_present
 from .whole import Inputs, Options
 
 SCORES = {"cpu": 1 << 22}
@@ -47,14 +46,14 @@ def automatic(q: Tensor, k: Tensor, omega: Omega) -> int:
     queries = q.shape[-2]
     each = max(q.shape[:-2].numel(), k.shape[:-2].numel()) * k.shape[-2]
     scores = SCORES.get(q.device.type, _ELSEWHERE)
-    if each * queries <= 2 * scores or _unclear(_present(omega), queries):
+    if each * queries <= 2 * scores or _unclear(at_present(omega), queries):
         return queries
     return max(scores // each, _FEWEST)
 
 
 def prepared(options: Options, omega: Omega, chunk: int, given: Inputs) -> Callable[[], Tensor]:
     """Attention by chunks. Mask, sink and γ may have one number, or one row, for each query."""
-    present, queries = _present(omega), given.q.shape[-2]
+    present, queries = at_present(omega), given.q.shape[-2]
     if unclear := _unclear(present, queries):
         raise ValueError(
             f"chunk must be None for {present}: its tensor {unclear!r} has {queries} rows, one "
@@ -263,11 +262,6 @@ def unfit(domain: Domain | None) -> bool:
 def _vectors(t: Tensor) -> Tensor:
     """Keys or values as (H, S, E)."""
     return t.detach().reshape(-1, *t.shape[-2:]).contiguous()
-
-
-def _present(omega: Omega) -> Regularizer:
-    omega = resolved(omega)
-    return omega() if isinstance(omega, Learnable) else omega
 
 
 def _rows(t: Any, i: int, j: int, queries: int) -> Any:

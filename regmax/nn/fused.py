@@ -19,7 +19,6 @@ from torch import Tensor
 from ..kernels import AttentionKernel, transforms
 from ..kernels.base import CannotLaunch
 from ..mapping.methods import kernel as kernels
-from ..regularizers import arguments
 from ..regularizers.expressions import Scaled
 from ..regularizers.identity import names_of
 from ..regularizers.regularizer import Regularizer
@@ -188,15 +187,11 @@ def _numbers(
     """γ and θ as the kernel takes them, and the Ω that has θ. No numbers, if there is not one for
     each head, or one may be out of the kernel's range."""
     like = scores[(0,) * (4 - ndim)]
-    prefix, factors = "", []
+    prefix = ""
+    own, made = kernels.checked(omega, gamma, like, ndim - 1)
     while isinstance(omega, Scaled):
-        factors.append(omega.c)
         omega, prefix = omega.base, prefix + "base."
-    numbers = kernels.checked(omega, gamma, like)
-    for c in factors:
-        c = arguments.per_row("c", c, Scaled.ranges["c"], like, ndim - 1)
-        numbers["gamma"] = numbers["gamma"] * c
-    theta = list(numbers.items())[1:]
+    theta = zip(names_of(own), made[1:], strict=True)
     for (name, item), (low, high) in zip(theta, kernel.bounds, strict=True):
         if isinstance(item, Tensor):
             least, most = ranges.get(prefix + name) or _range(item)
@@ -204,7 +199,6 @@ def _numbers(
             least = most = item
         if not low <= least <= most <= high:
             return [], omega
-    made = list(numbers.values())
     if any(isinstance(t, Tensor) and t.shape[-2] != 1 for t in made):
         return [], omega
     heads = scores.shape[:2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal, overload
@@ -17,7 +16,6 @@ from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense as dense_tensor
 from ..kernels.wrappers import is_dtensor, splits
 from ..mapping import evaluate, sharded, solution
-from ..mapping.maximum import smooth_max
 from ..mapping.methods import from_value
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.solver import OnFailure, Settings, named_solver
@@ -124,11 +122,8 @@ class RegularizedMax(nn.Module):
         return value
 
     def _max(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        if self.domain is None and is_dtensor(x) and not transforms.transforming():
-            dim, settings = self._along(x), self.settings
-            local = functools.partial(_maximum, settings)
-            return sharded.maximum(local, self.omega, x, self.gamma, dim, mask, settings)
-        return _maximum(self.settings, self.omega, x, self.gamma, self._along(x), mask, self.domain)
+        along, settings = self._along(x), self.settings
+        return evaluate.maximum(self.omega, x, self.gamma, along, mask, settings, self.domain)
 
     @outside_inference
     def solve(
@@ -298,20 +293,6 @@ class RegularizedMax(nn.Module):
     def __str__(self) -> str:
         with short():
             return repr(self)
-
-
-def _maximum(
-    settings: Settings,
-    omega: Regularizer,
-    x: Tensor,
-    gamma: Any,
-    dim: int,
-    mask: Any,
-    domain: Domain | None = None,
-) -> Tensor:
-    rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings), domain)
-    y, result = evaluate.argmax(rows, settings)
-    return smooth_max(rows, y, result).to(x.dtype)
 
 
 def _known_as(omega: Regularizer) -> str | None:

@@ -65,6 +65,12 @@ def resolved(omega: Any) -> Regularizer | Learnable:
     return omega
 
 
+def at_present(omega: Omega) -> Regularizer:
+    """Ω with the present values of what it learns."""
+    omega = resolved(omega)
+    return omega() if isinstance(omega, Learnable) else omega
+
+
 def fresh(omega: Any) -> Regularizer | Learnable:
     """``omega`` as an object of a module, which may change it: a new one for a name."""
     found = resolved(omega)
@@ -81,9 +87,21 @@ def mapped(
 ) -> Tensor:
     """Π_Ω(scores) along the last dimension; ``certify`` and ``domain`` as in
     :class:`regmax.RegularizedMax`."""
-    if torch.compiler.is_dynamo_compiling():
-        return _recorded(omega, scores, gamma, mask, certify, domain)
-    return _plain(omega, scores, gamma, mask, certify, domain)
+    if not torch.compiler.is_dynamo_compiling():
+        return _plain(omega, scores, gamma, mask, certify, domain)
+    from ..mapping import dynamo  # loads the compiler
+
+    if isinstance(omega, str):
+        text, inside = dynamo.of_name(named, omega, domain is not None)
+    elif isinstance(omega, Learnable):
+        text, inside = dynamo.text_of(omega.base, SETTINGS, domain, **omega.values())
+    else:
+        text, inside = dynamo.text_of(omega, SETTINGS, domain)
+    told = domains.told(domain)
+    if not text or certify or splits(scores, -1) or (domain is not None and not told):
+        outside: Tensor = dynamo.outside(_plain, omega, scores, gamma, mask, certify, domain)
+        return outside
+    return dynamo.mapping(text, scores, gamma, -1, mask, told, *inside)
 
 
 @outside_inference
@@ -95,33 +113,5 @@ def _plain(
     certify: bool,
     domain: Domain | None,
 ) -> Tensor:
-    omega = resolved(omega)
-    present = omega() if isinstance(omega, Learnable) else omega
     settings = CERTIFIED if certify else SETTINGS
-    return evaluate.mapping(present, scores, gamma, -1, mask, settings, domain)
-
-
-def _recorded(
-    omega: Omega,
-    scores: Tensor,
-    gamma: Any,
-    mask: Tensor | None,
-    certify: bool,
-    domain: Domain | None,
-) -> Tensor:
-    """One call in the graph of torch.compile, or outside of it if Ω cannot be recorded."""
-    from ..mapping import dynamo  # loads the compiler
-
-    if isinstance(omega, str):
-        from .dynamo import text_of
-
-        text, arguments = text_of(named, omega, domain is not None)
-    elif isinstance(omega, Learnable):
-        text, arguments = dynamo.text_of(omega.base, SETTINGS, domain, **omega.values())
-    else:
-        text, arguments = dynamo.text_of(omega, SETTINGS, domain)
-    told = domains.told(domain)
-    if not text or certify or splits(scores, -1) or (domain is not None and not told):
-        outside: Tensor = dynamo.outside(_plain, omega, scores, gamma, mask, certify, domain)
-        return outside
-    return dynamo.mapping(text, scores, gamma, -1, mask, told, *arguments)
+    return evaluate.mapping(at_present(omega), scores, gamma, -1, mask, settings, domain)

@@ -360,9 +360,9 @@ class Augmented(Regularizer):
             total: Tensor = self.omega.value(y)
         return total
 
-    def lagrangian(self, omega: Regularizer | None = None) -> Augmented:
-        """L(·, m̄) of Ω, or of another one with its kinks."""
-        return Augmented(omega or self.omega, self.centres, None)
+    def lagrangian(self) -> Augmented:
+        """L(·, m̄) of Ω."""
+        return Augmented(self.omega, self.centres, None)
 
     def min_positive(self, tiny: float) -> float | Tensor:
         return self.omega.min_positive(tiny)

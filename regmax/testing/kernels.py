@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..kernels import reference
 from ..losses.loss import FenchelYoungLoss
-from ..mapping.methods.kernel import bare, kernel_of_rows
+from ..mapping.methods.kernel import bare, kernel_of
 from .derivatives import mapped, parameters
 from .promise import Broken, Case, searched, worst
 from .subject import Subject
@@ -15,7 +15,7 @@ from .subject import Subject
 
 def _offers(s: Subject) -> bool:
     row = torch.zeros(1, 1, dtype=torch.float64, device="cpu")
-    return kernel_of_rows(bare(s.omega, 1.0)[0], row) is not None
+    return kernel_of(bare(s.omega, 1.0)[0], row) is not None
 
 
 @searched(_offers)

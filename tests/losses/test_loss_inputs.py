@@ -7,10 +7,11 @@ import torch
 from devices import GPU
 from loss_cases import F64, FORMULAS, OMEGAS, close, distributions, gradient, indices, loss_of
 from mapping_checks import normal
+from torch.func import vmap
 from torch.nn.functional import one_hot
 
 import regmax
-from regmax.losses import FenchelYoungLoss, SoftmaxLoss
+from regmax.losses import FenchelYoungLoss, SoftmaxLoss, SparsemaxLoss
 
 INF, NAN = torch.inf, torch.nan
 
@@ -169,3 +170,9 @@ def test_on_a_gpu(name, device):
         close(g.cpu(), gradient(loss, x, t), 1e-9)
     wrong = SoftmaxLoss(reduction="none")(x[:2].to(device), torch.tensor([1, 300], device=device))
     assert torch.isnan(wrong).tolist() == [False, True]
+
+
+def test_an_index_out_of_range_is_nan_where_nobody_may_look():
+    x, k = normal(3, 5), torch.tensor([1, 7, -2])
+    value = vmap(SparsemaxLoss(reduction="none"))(x, k)
+    assert torch.isnan(value).tolist() == [False, True, True]

@@ -247,7 +247,12 @@ FAULTS = {
     ],
     "check_as_cvxpy": [(lambda: lie(Gini, as_cvxpy=scaled(Gini.as_cvxpy)), "as_cvxpy")],
     "check_max": [
-        (lambda: lie(Entropy, conjugate=lambda self, *a: Entropy.conjugate(self, *a) - 1e-5), "max")
+        (
+            lambda: lie(
+                Entropy, conjugate_at=lambda self, *a: Entropy.conjugate_at(self, *a) - 1e-5
+            ),
+            "max",
+        )
     ],
     "check_strong_convexity": [(lambda: lie(Gini, strong_convexity=SMALL), "strong_convexity")],
     "check_grad": [

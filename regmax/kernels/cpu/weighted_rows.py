@@ -117,7 +117,7 @@ def _row(own: Description, at: int, others: Any) -> Any:
         z: Any, n: int, theta: Any, weights: Any, low: float, high: float, work: Any
     ) -> float:
         t, step, _, _ = root(z, n, theta, 1.0, 1.0, weights, low, high, low, 1e-3, 1e-6)
-        return t + step  # type: ignore[no-any-return]
+        return t + step
 
     @njit
     def in_floats(
@@ -131,7 +131,7 @@ def _row(own: Description, at: int, others: Any) -> Any:
         by = simd.narrow(theta)
         given = rounded, n, by, 1.0, 1.0, (sizes, rates), low, high, low
         t, step, _, _ = rough(*given, 1e-3, 1e-6)
-        return t + step  # type: ignore[no-any-return]
+        return t + step
 
     first = in_doubles if own.precise else in_floats
 

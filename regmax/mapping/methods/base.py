@@ -37,6 +37,10 @@ def remember(key: tuple[Any, ...], found: Any) -> None:
     METHODS[key] = found
 
 
+Theta = tuple[Sequence[str], Sequence[Tensor], Sequence[bool]]
+"""Tensors of Ω: their names in it, they, and which of them are wanted."""
+
+
 class Missed(Exception):
     """A method cannot answer for these rows, or for Ω as it is now: another one must."""
 
@@ -45,12 +49,12 @@ class Method:
     """A kernel for an Ω whose γ and θ are ``numbers``, None where one is a tensor: the tensors come
     with each call. It may be None where ``direct`` is all that is needed.
 
-    ``checks``: the names and the accepted ranges of the tensors. ``direct``: the kernel for plain
-    rows like those of the call, without mask, which does less at each call. ``said``: what
-    ``explain`` says of it, the path and the reason.
+    ``names``: those of θ in Ω. ``checks``: the names and the accepted ranges of the tensors.
+    ``direct``: the kernel for plain rows like those of the call, without mask, which does less at
+    each call. ``said``: what ``explain`` says of it, the path and the reason.
     """
 
-    __slots__ = ("checks", "direct", "kernel", "numbers", "omega", "said")
+    __slots__ = ("checks", "direct", "kernel", "names", "numbers", "omega", "said")
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class Method:
         direct: Direct | None = None,
     ) -> None:
         self.kernel, self.omega, self.numbers = kernel, omega, numbers
-        self.checks, self.direct = checks, direct
+        self.checks, self.direct, self.names = checks, direct, names_of(omega)
         self.said = "closed form", ""
 
     general = False
@@ -71,11 +75,6 @@ class Method:
     def per_row(self) -> frozenset[str]:
         """The names of γ and of those of θ that have one number for each row."""
         return frozenset(("gamma", *self.names))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of θ in Ω."""
-        return names_of(self.omega)
 
     def filled(self, tensors: Sequence[Any]) -> list[Any]:
         """γ and θ, with the tensors of a call."""
@@ -106,8 +105,8 @@ class Method:
         wants: Sequence[bool],
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """Jv/γ, and if any of θ is wanted, −⟨Jv, ∂∇Ω(y; θ)/∂θ⟩ for each that is a tensor: one
-        number per row, or one for all rows; if ``general``, for each wanted one, of its shape."""
-        hyper = True in wants
+        number per row, or one for all rows. If ``general``, :meth:`differentiable` serves."""
+        hyper = True in wants[int(self.numbers[0] is None) :]
         v = flat(wrappers.allocated(v))
         on = None if part is None else flat(part).contiguous()
         if self.direct is not None:
@@ -138,23 +137,35 @@ class Method:
     ) -> tuple[Tensor, list[Tensor | None]]:
         """As :meth:`backward` by operations that can be differentiated again: with w = Jv, w/γ and
         −⟨w, ∂∇Ω(y; θ)/∂θ⟩, where ∇Ω has λu with u ∈ ∂R(y) for a penalty."""
-        omega, (gamma, *theta) = self.omega, self.filled(tensors)
-        dtype = y.dtype
+        gamma, *numbers = self.filled(tensors)
+        omega, dtype = self.at(numbers), y.dtype
         if dtype in HALF:
             y, v = y.float(), v.float()
-        omega = omega.with_tensors(dict(zip(self.names, theta, strict=True)))
         y = torch.where(torch.isnan(y.detach()), 0, y)
         first = int(self.numbers[0] is None)
         names = [k for k, t in zip(self.names, self.numbers[1:], strict=True) if t is None]
         with transforms.full_precision(y.device.type):
-            average = averaging(penalty_of(omega), y, part)
-            w = jacobian_product(smooth_part(omega, part), average, y, v, movable(y))
-            given = tensors[first:], wants[first:]
-            products = hyperparameter_product(omega, names, *given, y, w, part)
-        each = [None] * first + products
-        return (w / gamma).to(dtype), [
-            None if t is None else reduced(t, item) for t, item in zip(each, tensors, strict=True)
-        ]
+            theta = names, tensors[first:], wants[first:]
+            w, each = self.products(omega, y, part, v, theta)
+        pairs = zip((*[None] * first, *each), tensors, strict=True)
+        return (w / gamma).to(dtype), [None if t is None else reduced(t, own) for t, own in pairs]
+
+    def at(self, theta: Sequence[Any]) -> Regularizer:
+        """Ω with these θ."""
+        found: Regularizer = self.omega.with_tensors(dict(zip(self.names, theta, strict=True)))
+        return found
+
+    def products(
+        self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor, theta: Theta
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """w, and −⟨w, ∂∇Ω(y; θ)/∂θ⟩ of each of ``theta``."""
+        w = self.product(omega, y, part, v)
+        return w, hyperparameter_product(omega, *theta, y, w, part)
+
+    def product(self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor) -> Tensor:
+        """w = Jv for γ = 1."""
+        average = averaging(penalty_of(omega), y, part)
+        return jacobian_product(smooth_part(omega, part), average, y, v, movable(y))
 
 
 def reduced(t: Tensor, item: Tensor) -> Tensor:

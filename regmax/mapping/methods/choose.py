@@ -6,7 +6,7 @@ a prox; a closed form in PyTorch; a solver. ``layer.explain`` says which one, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ...domains import Domain, Simplex, told
-from ...kernels import Kernel, transforms, wrappers
+from ...kernels import transforms, wrappers
 from ...kernels.base import ASKED, Hyper
 from ...regularizers import arguments, serialize
 from ...regularizers.expressions import Scaled
-from ...regularizers.identity import by_value, may_hide, names_of, plain, unpenalized, valued
+from ...regularizers.identity import by_value, names_of, plain, unpenalized, valued
 from ...regularizers.penalty import Penalized, who
 from ...regularizers.recorded import Recorded, recorded
 from ...regularizers.regularizer import Regularizer
@@ -26,15 +26,15 @@ from .. import kinks
 from ..rows import HALF, Rows
 from . import from_value
 from .base import METHODS, Method, Missed, laid_out, method, remember
-from .closed_form import Computed, check_composed, compute
+from .closed_form import Computed, compute
 from .kernel import (
     after_prox,
     bare,
+    checked,
     declared,
     kernel_of,
-    kernel_of_rows,
     numbers_of,
-    with_kernel,
+    prox_of,
 )
 from .on_domain import Between, OnDomain, bounded, computed
 from .prox_then_base import ProxThenBase
@@ -44,7 +44,7 @@ from .solver import Forward, Settings
 
 
 def known(
-    omega: Regularizer, x: Any, gamma: float, settings: Settings, domain: Domain | None
+    omega: Regularizer, x: Any, gamma: float, settings: Settings, domain: Domain | None = None
 ) -> tuple[Method, Hyper] | None:
     """What computes a call on rows of plain scores like x, outside of transforms, and the tensors
     among its hyperparameters; None where it must be looked for. It may raise :class:`Missed`."""
@@ -60,23 +60,10 @@ def known(
 def known_kernel(
     omega: Regularizer, x: Any, gamma: float, domain: Domain | None = None
 ) -> tuple[Method, Hyper] | None:
-    """The same for an Ω with a kernel."""
-    held = omega.__dict__
+    """The same for an Ω with a kernel. None where Ω may depend on more than its hyperparameters."""
+    cls, held = type(omega), omega.__dict__
     if omega._parameters:
         held = {**held, **omega._parameters}
-    return known_by_name(type(omega), held, x, gamma, lambda: omega, domain)
-
-
-def known_by_name(
-    cls: Any,
-    held: dict[str, Any],
-    x: Any,
-    gamma: float,
-    make: Callable[[], Regularizer],
-    domain: Domain | None = None,
-) -> tuple[Method, Hyper] | None:
-    """:func:`known` of an Ω with a kernel, which ``make`` gives: of the class ``cls`` with
-    attributes ``held``. None where Ω may depend on more than these."""
     if type(x) not in transforms.PLAIN or x.ndim == 0 or not (ASKED.get() and transforms.plain()):
         return None
     exact = held.get("exact", cls.exact)
@@ -102,7 +89,7 @@ def known_by_name(
     try:
         found = METHODS[key]
     except KeyError:
-        found = _by_kernel(make(), x, gamma)
+        found = _by_kernel(omega, x, gamma)
         if found is not None and isinstance(domain, Simplex):
             inner = found.direct is not None and bounded(found.kernel, domain)
             found = Between(found, domain.limits(x, -1), x) if inner else None
@@ -135,18 +122,15 @@ def _by_kernel(omega: Regularizer, x: Tensor, gamma: float) -> Method | None:
     fits = x.layout == torch.strided and omega.entries in (None, x.shape[-1]) and x.shape[-1] > 0
     if kernel is None or x.dtype not in kernel.dtypes or not fits:
         return None
-    names, ranges = declared(own)
-    numbers: list[Any] = []
-    checks = []
-    for name, item, accepted in zip(names, numbers_of(own, gamma), ranges, strict=True):
-        if isinstance(item, Tensor):
-            if accepted is None:
-                return None
-            checks.append((name, accepted))
-            numbers.append(None)
-        else:
-            number = item if accepted is None else arguments.hyperparameter(name, item, *accepted)
-            numbers.append(number)
+    given = [*zip(*declared(own), numbers_of(own, gamma), strict=True)]
+    checks = tuple([(name, accepted) for name, accepted, t in given if isinstance(t, Tensor)])
+    if any(accepted is None for _, accepted in checks):
+        return None
+    numbers: Any = [
+        t if accepted is None else arguments.hyperparameter(name, t, *accepted)
+        for name, accepted, t in given
+    ]
+    numbers = tuple([None if isinstance(t, Tensor) else t for t in numbers])
     direct = None
     if x.device.type == "cpu" and not kernel.numbers:
         scale: Any
@@ -154,7 +138,7 @@ def _by_kernel(omega: Regularizer, x: Tensor, gamma: float) -> Method | None:
         direct = kernel.direct(x.dtype, x.shape[-1], scale, tuple(theta))
     none = {name: t.new_empty(()) for name, t in own.tensors(fixed=True).items()}
     own = own.with_tensors(none)  # a method keeps no tensor of a call alive
-    return Method(kernel, own, tuple(numbers), tuple(checks), direct)
+    return Method(kernel, own, numbers, checks, direct)
 
 
 # -- scores as the user gives them -----------------------------------------------------------------
@@ -172,28 +156,53 @@ def recordable(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
         return omega, gamma
 
 
-def takes_scores(omega: Regularizer, x: Any, gamma: Any) -> tuple[Kernel | None, bool] | None:
-    """The kernel that takes the scores x as the user gives them (None: that of e, in a graph), and
-    whether they are under a transform or a tracer; None: they must be prepared."""
-    tracing = transforms.tracing()
+def of_scores(
+    omega: Regularizer, x: Any, gamma: Any, dim: int, mask: Any, domain: Domain | None
+) -> tuple[Method, Hyper, Tensor, Tensor | None, bool] | None:
+    """The method of a kernel that takes the scores x as the user gives them, its tensors, the
+    scores and their mask, with rows along the last dimension, and whether they are under a
+    transform or a tracer. None: they must be prepared."""
+    tracing, kernel, transformed = transforms.tracing(), None, True
+    if tracing:
+        omega, gamma = recordable(omega, gamma)
     if tracing and isinstance(omega, Recorded):
-        return (None, True) if hollow(x) else None
-    if by_value(type(omega)):  # type: ignore[arg-type]
-        return None
-    if transforms.baking() or not (type(x) in transforms.PLAIN or (tracing and hollow(x))):
-        return None
-    omega, gamma = unpenalized(omega), [gamma]
-    while isinstance(omega, Scaled):
-        gamma.append(omega.c)
-        omega = omega.base
-    kernel = kernel_of(omega, x)
-    if kernel is None or x.is_meta:
-        return None
-    given = (x, *gamma, *numbers_of(omega, None)[1:])
-    transformed = transforms.under_transform(given)
-    if transformed and not _recorded(given, omega, tracing):
-        return None
-    return kernel, transformed
+        if domain is not None or not hollow(x):
+            return None
+    else:
+        if by_value(type(omega)) or transforms.baking():  # type: ignore[arg-type]
+            return None
+        if not (type(x) in transforms.PLAIN or (tracing and hollow(x))):
+            return None
+        own, factors = unpenalized(omega), [gamma]
+        while isinstance(own, Scaled):
+            factors.append(own.c)
+            own = own.base
+        kernel = kernel_of(own, x)
+        if kernel is None or x.is_meta:
+            return None
+        given = (x, *factors, *numbers_of(own, None)[1:])
+        transformed = transforms.under_transform(given)
+        if transformed and not _recorded(given, own, tracing):
+            return None
+        if domain is not None and (transformed or not bounded(kernel, domain)):
+            return None
+    x, dim, on = arguments.rows(omega, x, dim, mask)
+    rows = x.double() if kernel is None else x if x.dtype in kernel.dtypes else x.float()
+    if isinstance(omega, Recorded):
+        gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
+        found, tensors = _in_graph(omega, gamma)
+    else:
+        # hyperparameters are rounded to the dtype that is computed in
+        half = rows.dtype in HALF
+        like = rows.new_empty((), dtype=torch.float32).expand_as(x) if half else rows
+        own, numbers = checked(unpenalized(omega), gamma, like, dim)
+        found, tensors = method(kernel, own, numbers)
+    last = rows
+    if dim != x.ndim - 1:
+        last, on = rows.movedim(dim, -1), on if on is None else on.movedim(dim, -1)
+    if isinstance(domain, Simplex):
+        found = Between(found, domain.limits(rows, dim), last)
+    return found, tensors, last, on, transformed
 
 
 def hollow(x: Any) -> bool:
@@ -212,46 +221,6 @@ def _recorded(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool
     return all(type(t) in transforms.PLAIN for t in tensors)
 
 
-def of_scores(
-    kernel: Kernel | None, omega: Regularizer, x: Tensor, gamma: Any, dim: int, transformed: bool
-) -> tuple[Method, Hyper, Tensor]:
-    """The method of a kernel that takes the scores x, and x in a dtype that it takes."""
-    if isinstance(omega, Recorded):
-        rows = x.double()
-        gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
-        return *_in_graph(omega, gamma), rows
-    own, numbers = unpenalized(omega), [gamma]
-    assert kernel is not None
-    rows = x if x.dtype in kernel.dtypes else x.float()
-    # hyperparameters are rounded to the dtype that is computed in
-    like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
-    checked = arguments.per_row if transformed else _checked
-    factors: list[Any] = []
-    while isinstance(own, Scaled):
-        factors.append(checked("c", own.c, Scaled.ranges["c"], like, dim))
-        own = own.base
-    names, ranges = declared(own)
-    numbers = [
-        checked(name, item, accepted, like, dim)
-        for name, item, accepted in zip(names, numbers_of(own, gamma), ranges, strict=True)
-    ]
-    for c in factors:
-        numbers[0] = numbers[0] * c
-    return *method(kernel, own, numbers), rows
-
-
-def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any:
-    if (
-        isinstance(item, Tensor)
-        and item.ndim == 0
-        and item.dtype == rows.dtype
-        and item.device.type == rows.device.type == "cpu"
-        and accepted is not None
-    ):
-        return arguments.hyperparameter(name, item, *accepted)  # nothing to lay out
-    return arguments.per_row(name, item, accepted, rows, dim)
-
-
 # -- prepared rows ---------------------------------------------------------------------------------
 
 
@@ -263,12 +232,15 @@ def of_rows(rows: Rows, settings: Settings, value: bool = True) -> tuple[Method,
     if settings.solver == "auto":
         if not by_value(type(rows.omega)):  # type: ignore[arg-type]
             omega, gamma = bare(rows.omega, rows.gamma)
-            kernel = kernel_of_rows(omega, rows.x)
+            kernel = kernel_of(omega, rows.x)
             if kernel is not None:
-                return _described(kernel, omega, gamma, rows, settings)
-        found = _from_value(rows, settings) if value else None
-        if found is not None:
-            return found
+                found, tensors = method(kernel, omega, numbers_of(omega, gamma))
+                after = "prox, then " if isinstance(kernel, ProxThenBase) else ""
+                found.said = f"{after}closed form", f"{kernel.name} kernel of {who(omega)}"
+                return found, tensors
+        traced = _from_value(rows, settings) if value else None
+        if traced is not None:
+            return traced
     return solved(rows, settings)
 
 
@@ -294,27 +266,6 @@ def unsolved(rows: Rows, settings: Settings) -> Computed:
     return Computed(rows, settings) if rows.bounds is None else OnDomain(rows, settings)
 
 
-def _described(
-    kernel: Kernel, omega: Regularizer, gamma: Any, rows: Rows, settings: Settings
-) -> tuple[Method, Hyper]:
-    """The method of a kernel that Ω offers."""
-    path, why = "closed form", f"{kernel.name} kernel of {who(omega)}"
-    if isinstance(kernel, ProxThenBase):
-        path = f"prox, then {path}"
-    if isinstance(kernel, ProxThenBase) and not kernel.raw:
-        assert isinstance(omega, Penalized)
-        base = omega.base
-        why = (
-            f"{base.name or who(base)} is permutation-invariant, so Π = Π_base ∘ "
-            f"γ prox({omega.penalty.name}); {kernel.name} kernel of {who(base)}"
-        )
-        given = (omega, rows.x, gamma, rows.mask)
-        kernel.check = lambda y: check_composed(*given, y.view(rows.x.shape), settings)
-    found, tensors = method(kernel, omega, numbers_of(omega, gamma))
-    found.said = path, why
-    return found, tensors
-
-
 def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
     """By a kernel from the value of Ω, or from that of its base after a prox: one that treats all
     entries alike shows that the base is permutation-invariant."""
@@ -324,18 +275,15 @@ def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
     omega, gamma = bare(rows.omega, rows.gamma)
     if not (isinstance(omega, Penalized) and plain(type(omega)) and omega.penalty.lovasz):  # type: ignore[arg-type]
         return None
-    if not with_kernel(type(omega.penalty)):
+    if prox_of(omega.penalty, rows.x) is None:
         return None
     base = replace(rows, omega=omega.base, gamma=gamma)
     found = from_value.of_rows(base, settings, alike=True)
     if found is None:
         return None
     inner, traced, numbers = found
-    kernel = after_prox(omega, inner, rows.x)
-    if kernel is None:
-        return None
     own = Penalized(traced, omega.penalty, omega.lam)
-    return method(kernel, own, [numbers[0], omega.lam, *numbers[1:]])
+    return method(after_prox(omega, inner, rows.x), own, [numbers[0], omega.lam, *numbers[1:]])
 
 
 def _in_graph(omega: Recorded, gamma: Any) -> tuple[Method, Hyper]:
@@ -363,13 +311,6 @@ def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper]:
     if found is None:
         raise Missed
     return found
-
-
-def compares(kernel: Any, omega: Regularizer) -> bool:
-    """Whether a kernel compares the value of Ω with what it was made of, at each call."""
-    if isinstance(kernel, ProxThenBase) and isinstance(omega, Penalized):
-        return isinstance(kernel.base, from_value.FromValue) and not may_hide(omega.penalty)
-    return isinstance(kernel, from_value.FromValue)
 
 
 def result_of(method: Method, y: Tensor) -> Forward:

@@ -13,18 +13,17 @@ from ...optimality.certificates import certify
 from ...optimality.jacobian import (
     averaging,
     hyperparameter_product,
-    jacobian_product,
     movable,
     tied_products,
 )
 from ...regularizers.errors import RegularizerError
-from ...regularizers.identity import unscaled, unweighted
-from ...regularizers.penalty import Penalized, penalty_of, smooth_part, who
+from ...regularizers.identity import unscaled
+from ...regularizers.penalty import Penalized, penalty_of, who
 from ...regularizers.regularizer import Regularizer, frozen
 from .. import kinks
 from ..rows import Rows
-from .base import Method
-from .kernel import kernel_of, with_kernel
+from .base import Method, Theta, method
+from .kernel import kernel_of, numbers_of
 from .solver import Forward, Settings, by_solver, report, sampled
 
 
@@ -62,6 +61,11 @@ def _by_formula(
     omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, settings: Settings
 ) -> Forward | None:
     omega, gamma = unscaled(omega, gamma)
+    kernel = kernel_of(omega, x)  # of a base
+    if kernel is not None and x.dtype in kernel.dtypes:
+        found, tensors = method(kernel, omega, numbers_of(omega, gamma))
+        why = f"{kernel.name} kernel of {who(omega)}"
+        return Forward(found.forward(x, mask, tensors)[0], "closed form", why)
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return Forward(y, "closed form", f"{who(omega)} has one, in PyTorch")
@@ -106,12 +110,8 @@ def check_composed(
     settings: Settings,
 ) -> None:
     """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: the penalty may be
-    wrong, and the base may not be permutation-invariant. Where both have kernels, the conformance
-    kit tests this instead, as for closed forms."""
-    known = with_kernel(type(unweighted(omega.penalty, 1.0)[0]))
+    wrong, and the base may not be permutation-invariant."""
     if not transforms.recording() or y.numel() == 0:
-        return
-    if known and kernel_of(unscaled(omega.base, 1.0)[0], x) is not None:
         return
     with torch.no_grad():
         tol, path = settings.tolerance(y.dtype), f"prox of {who(omega)}, then its base"
@@ -125,21 +125,17 @@ class Computed(Method):
     ``result``: the answer for these rows, if it is known; a solver's factorisation serves backward.
     """
 
-    __slots__ = ("_inverse", "_names", "_per_row", "_result", "_settings", "_tied")
+    __slots__ = ("_inverse", "_per_row", "_result", "_settings", "_tied")
     general = True
 
     def __init__(self, rows: Rows, settings: Settings, result: Forward | None = None) -> None:
         inside = rows.omega.tensors(fixed=True)
         gamma = None if isinstance(rows.gamma, Tensor) else rows.gamma
         super().__init__(None, frozen(rows.omega), (gamma, *(None for _ in inside)))
-        self._names, self._settings, self._result = tuple(inside), settings, result
+        self.names, self._settings, self._result = tuple(inside), settings, result
         self._per_row = frozenset(("gamma", *rows.omega.per_row_tensors()))
         self._inverse = None if result is None else result.inverse(movable(result.y))
         self._tied = None if result is None else result.tied
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._names
 
     @property
     def per_row(self) -> frozenset[str]:
@@ -152,8 +148,7 @@ class Computed(Method):
         if result is not None:
             return result.y.clone(), mask  # a plugin may own it
         gamma, *theta = self.filled(tensors)
-        omega = self.omega.with_tensors(dict(zip(self._names, theta, strict=True)))
-        rows = Rows(x, gamma, mask, omega, x[..., :1], None, None, x.ndim - 1, x.dtype)
+        rows = Rows(x, gamma, mask, self.at(theta), x[..., :1], None, None, x.ndim - 1, x.dtype)
         return kinks.under_transform(rows, compute(rows, self._settings)), mask
 
     @property
@@ -161,74 +156,50 @@ class Computed(Method):
         """The answer for these rows, until it is handed out."""
         return self._result
 
-    def backward(
-        self,
-        y: Tensor,
-        part: Tensor | None,
-        v: Tensor,
-        tensors: Sequence[Tensor],
-        wants: Sequence[bool],
-    ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        gamma, *theta = self.filled(tensors)
-        omega = self.omega.with_tensors(dict(zip(self._names, theta, strict=True)))
-        average, support = averaging(penalty_of(omega), y, part), movable(y)
-        with transforms.full_precision(y.device.type):
-            smooth = smooth_part(omega, part)
-            if self._inverse is None:
-                w = jacobian_product(smooth, average, y, v, support)
-            else:
-                w = self._inverse(v if average is None else average(v))
-                w = w if average is None else average(w)
-                # a solver looks at Ω away from 0, derivatives at y itself
-                small = ((y > 0) & (y <= torch.finfo(y.dtype).eps ** 2)).any(-1, keepdim=True)
-                if bool(small.any()):
-                    w = torch.where(small, jacobian_product(smooth, average, y, v, support), w)
-            if self._tied is not None:
-                w, each = self._along_kinks(omega, theta, wants, y, v, w)
-                return w / gamma, each
-            return w / gamma, hyperparameter_product(omega, self._names, theta, wants, y, w, part)
+    def product(self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor) -> Tensor:
+        if self._inverse is None or _again(v):
+            return super().product(omega, y, part, v)
+        average = averaging(penalty_of(omega), y, part)
+        w = self._inverse(v if average is None else average(v))
+        w = w if average is None else average(w)
+        # a solver looks at Ω away from 0, derivatives at y itself
+        small = ((y > 0) & (y <= torch.finfo(y.dtype).eps ** 2)).any(-1, keepdim=True)
+        if bool(small.any()):
+            w = torch.where(small, super().product(omega, y, part, v), w)
+        return w
 
-    def _along_kinks(
-        self,
-        omega: Regularizer,
-        theta: Sequence[Tensor],
-        wants: Sequence[bool],
-        y: Tensor,
-        v: Tensor,
-        w: Tensor,
+    def products(
+        self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor, theta: Theta
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """The products, in rows on kinks of Ω those along the kinks."""
-        assert self._tied is not None
+        """In rows on kinks of Ω, those along the kinks."""
+        if self._tied is None:
+            return super().products(omega, y, part, v, theta)
+        if _again(v):
+            raise NotImplementedError(
+                f"{who(self.omega)}: y lies on a kink of Ω, where regmax computes first "
+                "derivatives alone, by loss.backward() or torch.autograd.grad"
+            )
+        (names, tensors, wants), w = theta, self.product(omega, y, part, v)
         tied, where = self._tied
         rows = where.unsqueeze(-1)
         at, along = tied_products(*tied.bent, y.double(), torch.where(rows, v, 0).double())
         at, along = (torch.where(rows, t, 0) for t in (at, along))
         wide = {
             f"omega.{name}": t.double() if t.is_floating_point() else t
-            for name, t in zip(self._names, theta, strict=True)
+            for name, t in zip(names, tensors, strict=True)
         }
         own: Any = tied.augmented.with_tensors(wide)
         given = tuple(wide), tuple(wide.values()), wants, y.double()
-        away = hyperparameter_product(omega, self._names, theta, wants, y, torch.where(rows, 0, w))
+        away = hyperparameter_product(omega, *theta, y, torch.where(rows, 0, w))
         moved = hyperparameter_product(own, *given, along)
         held = hyperparameter_product(own.lagrangian(), *given, at - along)
         each: list[Tensor | None] = []
-        for t, *parts in zip(theta, away, moved, held, strict=True):
+        for t, *parts in zip(tensors, away, moved, held, strict=True):
             known = [part.to(t.dtype) for part in parts if part is not None]
             each.append(sum(known[1:], known[0]) if known else None)
         return torch.where(rows, at.to(w.dtype), w), each
 
-    def differentiable(
-        self,
-        y: Tensor,
-        part: Tensor | None,
-        v: Tensor,
-        tensors: Sequence[Tensor],
-        wants: Sequence[bool],
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        if self._tied is not None:
-            raise NotImplementedError(
-                f"{who(self.omega)}: y lies on a kink of Ω, where regmax computes first "
-                "derivatives alone, by loss.backward() or torch.autograd.grad"
-            )
-        return super().differentiable(y, part, v, tensors, wants)
+
+def _again(v: Tensor) -> bool:
+    """Whether products with v may be differentiated again, or are those of a batch of vectors."""
+    return torch.is_grad_enabled() or transforms.batched(v)

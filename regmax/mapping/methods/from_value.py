@@ -8,7 +8,6 @@ compared with the traced one in some rows, and the solver computes what was not 
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from ...regularizers.recorded import Recorded
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, aligned, constant, prepare
 from .base import METHODS, Method, Missed, method, remember
-from .solver import Forward, Settings, by_solver, sampled
+from .solver import Forward, Settings, by_solver, few_rows, sampled
 from .traced import (
     COMPILERS,
     Fixed,
@@ -36,9 +35,7 @@ from .traced import (
     by_place,
     changed,
     compared,
-    few,
     hyper,
-    in_few_rows,
     kernel_class,
     off,
     other,
@@ -339,14 +336,10 @@ class FromValue(Kernel):
             omega = omega.with_tensors({name: t.detach() for name, t in learnt.items()})
         points: tuple[Tensor, ...]
         if not batched:
-            near = simplex.inward(few(y, y.shape[:-1], _POINTS))
+            near = simplex.inward(few_rows(y, y.shape[:-1], _POINTS))
             points = (torch.cat([near, self.made.point]),)
         else:
             points = simplex.inward(y.view(rows.x.shape)), self.made.point
-            if rows.x.ndim == 2 and not self.made.traced.entry.outside:
-                with contextlib.suppress(Exception):  # of a value that takes whole batches alone
-                    if self._agrees(*in_few_rows(omega, points, self.inputs, _POINTS)):
-                        return
         if not self._agrees(omega, points, self.inputs):
             raise Missed
 

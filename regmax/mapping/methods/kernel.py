@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...kernels import Kernel, ProxKernel, asked
 from ...regularizers import arguments
+from ...regularizers.expressions import Scaled
 from ...regularizers.identity import (
     attribute,
     names_of,
@@ -21,7 +22,7 @@ from ...regularizers.identity import (
 from ...regularizers.penalty import Penalized, Penalty
 from ...regularizers.regularizer import Regularizer
 from ..rows import constant
-from .prox_then_base import ProxThenBase, PyTorchProx
+from .prox_then_base import ProxThenBase
 
 
 def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
@@ -36,28 +37,15 @@ def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
         return found
     if type(omega).kernel is not Penalized.kernel:
         return None
-    prox, base = prox_of(omega.penalty, x), omega.base
-    kernel = None if prox is None else kernel_of(base, x)
-    if prox is None or kernel is None:
-        return None
-    return ProxThenBase(prox, kernel, functools.partial(reach_of, base, x.device))
-
-
-def kernel_of_rows(omega: Regularizer, x: Tensor) -> Kernel | None:
-    """:func:`kernel_of`; or that of base + λR where the prox of R is in PyTorch. It may take
-    prepared rows only. Ω is :func:`bare`."""
-    found = kernel_of(omega, x)
-    if found is not None or not (asked() and composes(omega)):
-        return found
     kernel = kernel_of(omega.base, x)
     return None if kernel is None else after_prox(omega, kernel, x)
 
 
-def after_prox(omega: Any, kernel: Kernel, x: Tensor) -> ProxThenBase | None:
-    """The kernel of Ω = base + λR from that of the base, unless the penalty itself learns."""
-    if learns(omega.penalty):
+def after_prox(omega: Penalized, kernel: Kernel, x: Tensor) -> ProxThenBase | None:
+    """The kernel of Ω = base + λR from that of the base, if the prox of R has one."""
+    prox = prox_of(omega.penalty, x)
+    if prox is None:
         return None
-    prox = prox_of(omega.penalty, x) or PyTorchProx(omega.penalty)
     return ProxThenBase(prox, kernel, functools.partial(reach_of, omega.base, x.device))
 
 
@@ -81,11 +69,6 @@ def prox_of(penalty: Penalty, x: Tensor) -> ProxKernel | None:
     return penalty.prox_kernel(x) if known else None
 
 
-def with_kernel(cls: type[Penalty]) -> bool:
-    """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
-    return cls.kernel is not Penalty.kernel and trusted(cls, "kernel")
-
-
 def bare(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
     """Ω without factors, and its γ: γ(c·base + λ·wR) = γc(base + (λw/c)R)."""
     omega, gamma = unscaled(omega, gamma)
@@ -96,16 +79,6 @@ def bare(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
     if penalty is omega.penalty and base is omega.base:
         return omega, gamma
     return Penalized(base, penalty, lam / c), gamma * c
-
-
-def learns(penalty: Penalty) -> bool:
-    """Whether a tensor of a penalty requires grad, or belongs to rows."""
-    return any(
-        isinstance(t, Tensor) and (t.requires_grad or (t.ndim and name in declared))
-        for module in penalty.modules()
-        for declared in [getattr(module, "hyperparameters", None) or ()]
-        for name, t in (*vars(module).items(), *module._parameters.items())
-    )
 
 
 # -- γ and θ ---------------------------------------------------------------------------------------
@@ -129,10 +102,15 @@ def numbers_of(omega: Regularizer, gamma: Any) -> list[Any]:
     return [gamma, *(attribute(omega, name) for name in names_of(omega))]
 
 
-def checked(omega: Regularizer, gamma: Any, x: Tensor) -> dict[str, Any]:
-    """γ and θ by name, range-checked and laid out for the rows x."""
-    names, ranges = declared(omega)
-    items = zip(names, numbers_of(omega, gamma), ranges, strict=True)
-    return {
-        name: arguments.per_row(name, t, accepted, x, x.ndim - 1) for name, t, accepted in items
-    }
+def checked(omega: Regularizer, gamma: Any, x: Tensor, dim: int) -> tuple[Regularizer, list[Any]]:
+    """Ω without factors, and its γ and θ, range-checked and laid out for the rows of x along
+    ``dim``."""
+    factors: list[Any] = []
+    while isinstance(omega, Scaled):
+        factors.append(arguments.per_row("c", omega.c, Scaled.ranges["c"], x, dim))
+        omega = omega.base
+    items = zip(*declared(omega), numbers_of(omega, gamma), strict=True)
+    numbers = [arguments.per_row(name, t, accepted, x, dim) for name, accepted, t in items]
+    for c in factors:
+        numbers[0] = numbers[0] * c
+    return omega, numbers

@@ -27,10 +27,10 @@ from ...regularizers.penalty import Penalized, penalty_of, proxed, smooth_part, 
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, flat, numbered
 from . import from_value
-from .base import Method, Missed, method, reduced, wide
+from .base import Method, Missed, Theta, method, wide
 from .closed_form import Computed
 from .kernel import kernel_of, numbers_of
-from .solver import Forward, Settings, on_domain
+from .solver import Forward, Settings, by_solver
 
 SUMS = 1e-8
 """The error of a sum of a plan from which on it is reported."""
@@ -78,28 +78,9 @@ class Between(Method):
         each = zip(found or (), self.numbers[1:], strict=False)
         return gx.view(y.shape), [t.view(*y.shape[:-1], 1) for t, own in each if own is None]
 
-    def differentiable(
-        self,
-        y: Tensor,
-        part: Tensor | None,
-        v: Tensor,
-        tensors: Sequence[Tensor],
-        wants: Sequence[bool],
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        gamma, *theta = self.filled(tensors)
-        omega = self.omega.with_tensors(dict(zip(self.names, theta, strict=True)))
-        first = int(self.numbers[0] is None)
-        names = [k for k, t in zip(self.names, self.numbers[1:], strict=True) if t is None]
-        y = torch.where(torch.isnan(y.detach()), 0, y)
+    def product(self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor) -> Tensor:
         bounds = region_of(self._limits, y.detach(), y.detach() > 0, False)
-        with transforms.full_precision(y.device.type):
-            w, _ = _product(omega, bounds, y, part, v)
-            given = omega, names, tensors[first:], wants[first:], y, w, part
-            products = [None] * first + hyperparameter_product(*given)
-        return w / gamma, [
-            None if t is None else reduced(t, item)
-            for t, item in zip(products, tensors, strict=True)
-        ]
+        return _product(omega, bounds, y, part, v)[0]
 
 
 def bounded(kernel: Kernel, domain: Domain) -> bool:
@@ -198,7 +179,7 @@ def computed(rows: Rows, settings: Settings) -> Forward:
             settings, path = replace(settings, start=found), f"{path}, then "
     solved = not omega.declares("inverse") or settings.solver != "auto"
     if isinstance(bounds, Projected) or solved:
-        result = on_domain(omega, z, rows.mask, bounds, settings)
+        result = by_solver(omega, z, rows.mask, settings, bounds=bounds)
         return replace(result, path=f"{path}{result.path}", why=f"{why}{result.why}")
     y = _by_kernel(omega, z, rows.mask, bounds)
     where = "in PyTorch" if y is None else "by its numba kernel"
@@ -368,7 +349,7 @@ def _product(
 class OnDomain(Computed):
     """What :func:`computed` does. The bounds are hyperparameters after those of Ω."""
 
-    __slots__ = ("_bounds",)
+    __slots__ = ("_bounds", "_inside")
 
     def __init__(self, rows: Rows, settings: Settings, result: Forward | None = None) -> None:
         known = None if result is None else replace(result, solved=None)
@@ -377,14 +358,8 @@ class OnDomain(Computed):
         assert rows.bounds is not None
         self._bounds = rows.bounds.detached()
         self.numbers = (*self.numbers, *(None for _ in self._bounds.tensors))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self._names, *self._bounds.names)
-
-    @property
-    def per_row(self) -> frozenset[str]:
-        return self._per_row | frozenset(self._bounds.names)
+        self._inside, self.names = self.names, (*self.names, *self._bounds.names)
+        self._per_row |= frozenset(self._bounds.names)
 
     def forward(
         self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
@@ -392,35 +367,28 @@ class OnDomain(Computed):
         if self._result is not None:
             return super().forward(x, mask, tensors)
         values = dict(zip(self.names, tensors, strict=True))
-        inside = {name: values[name] for name in self._names}
         each = zip(self._bounds.tensors, self._bounds.names, strict=True)
         bounds = Bounded.named(values, x) or self._bounds.with_tensors(
             {name: values[key] for name, key in each}
         )
-        given = self.omega.with_tensors(inside), x[..., :1], None, None, x.ndim - 1, x.dtype, bounds
+        given = self.at(tensors), x[..., :1], None, None, x.ndim - 1, x.dtype, bounds
         return computed(Rows(x, 1.0, mask, *given), self._settings).y, mask
 
-    def backward(
-        self,
-        y: Tensor,
-        part: Tensor | None,
-        v: Tensor,
-        tensors: Sequence[Tensor],
-        wants: Sequence[bool],
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """w = J v, the products with Ω's tensors, and with the bounds from q = v − H w."""
-        n = len(self._names)
-        omega: Regularizer = self.omega.with_tensors(dict(zip(self._names, tensors, strict=False)))
-        bounds = self._bounds
-        assert not isinstance(bounds, Projected)
-        with transforms.full_precision(y.device.type):
-            w, curvature = _product(omega, bounds, y, part, v)
-            each: list[Tensor | None] = [None for _ in bounds.tensors]
-            if True in wants[n:]:
-                each = [*bounds.products(v - curvature.matvec(w), y.detach()).values()]
-            average = averaging(penalty_of(omega), y, part)
-            w = w if average is None else average(w)
-            given = omega, self._names, tensors[:n], wants[:n], y, w, part
-            return w, [*hyperparameter_product(*given), *each]
+    def at(self, theta: Sequence[Any]) -> Regularizer:
+        found: Regularizer = self.omega.with_tensors(dict(zip(self._inside, theta, strict=False)))
+        return found
 
-    differentiable = backward
+    def products(
+        self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor, theta: Theta
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Those with the bounds from q = v − H w."""
+        (_, tensors, wants), n, bounds = theta, len(self._inside), self._bounds
+        assert not isinstance(bounds, Projected)
+        w, curvature = _product(omega, bounds, y, part, v)
+        each: list[Tensor | None] = [None for _ in bounds.tensors]
+        if True in wants[n:]:
+            each = [*bounds.products(v - curvature.matvec(w), y.detach()).values()]
+        average = averaging(penalty_of(omega), y, part)
+        w = w if average is None else average(w)
+        given = omega, self._inside, tensors[:n], wants[:n], y, w, part
+        return w, [*hyperparameter_product(*given), *each]

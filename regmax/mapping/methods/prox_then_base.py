@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ...kernels import Kernel, ProxKernel
 from ...kernels.base import Hyper
-from ...kernels.simplex import row_dot
-from ...regularizers.penalty import Penalty, averaged, shifted_prox
 
 
 class ProxThenBase(Kernel):
@@ -24,22 +22,14 @@ class ProxThenBase(Kernel):
     base).
 
     ``reach``: ρ for θ of the base, such that Π_base is 0 where a score is γρ or more below the
-    largest; entries that this decides take no part in the prox. ``check``: what is called with the
-    first answer.
+    largest; entries that this decides take no part in the prox.
     """
 
     dtypes: ClassVar[tuple[torch.dtype, ...]]
 
-    def __init__(
-        self,
-        prox: ProxKernel,
-        base: Kernel,
-        reach: Callable[[Hyper], Tensor],
-        check: Callable[[Tensor], None] | None = None,
-    ) -> None:
-        self.first, self.base, self.reach, self.check = prox, base, reach, check
-        self.name, self.dtypes = base.name, base.dtypes  # type: ignore[misc]
-        self.raw = base.raw and not isinstance(prox, PyTorchProx)  # type: ignore[misc]
+    def __init__(self, prox: ProxKernel, base: Kernel, reach: Callable[[Hyper], Tensor]) -> None:
+        self.first, self.base, self.reach = prox, base, reach
+        self.name, self.dtypes, self.raw = base.name, base.dtypes, base.raw  # type: ignore[misc]
 
     def compile(self, dtype: torch.dtype) -> None:
         self.first.compile(dtype)
@@ -52,7 +42,6 @@ class ProxThenBase(Kernel):
         if (step := self.first.step) is not None:
             found = self.base.forward_after(step, x, gamma, lam, tuple(own), mask)
             if found is not None:
-                self._check(found[0])
                 return found
         reach = self.reach(tuple(own))
         scores, part = self.first.prox(x, gamma, lam, reach, mask)
@@ -60,13 +49,7 @@ class ProxThenBase(Kernel):
             scores = scores.clamp(min=-2 * (gamma * reach).view(-1, 1).to(scores))
             scores, part = scores if mask is None else torch.where(mask, scores, 0), mask
         y, _ = self.base.forward(scores, gamma, tuple(own), None if self.raw else mask)
-        self._check(y)
         return y, part
-
-    def _check(self, y: Tensor) -> None:
-        check, self.check = self.check, None  # y keeps the kernel: it must not keep x
-        if check is not None:
-            check(y)
 
     def backward(
         self,
@@ -89,28 +72,3 @@ class ProxThenBase(Kernel):
         _, dlam = self.first.averages(y, w, mask, True)
         assert dlam is not None
         return w, (dlam * gamma, *inside)
-
-
-class PyTorchProx(ProxKernel):
-    """The prox of a penalty as its class computes it, at finite rows."""
-
-    def __init__(self, penalty: Penalty) -> None:
-        self.penalty = penalty
-
-    def prox(
-        self, x: Tensor, gamma: Tensor, lam: Tensor, reach: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        gamma, lam, reach = (t.view(-1, 1) for t in (gamma, lam, reach))
-        return shifted_prox(self.penalty, x, gamma, lam, reach, mask), mask
-
-    def averages(
-        self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        w = averaged(self.penalty, v, y, mask)
-        w = w if mask is None else torch.where(mask, w, 0)
-        if not hyper:
-            return w, None
-        u = self.penalty.any_subgradient(y, mask)
-        # 0 where the row's maximum is: w adds up to 0 but for rounding
-        u = u - u.gather(-1, y.argmax(-1, keepdim=True))
-        return w, -row_dot(w.double(), u.double()).squeeze(-1)

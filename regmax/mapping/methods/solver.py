@@ -86,17 +86,22 @@ LOOKED_AT = 16
 """Rows of a composition that are certified at each call."""
 
 
+def few_rows(t: Tensor, batch: torch.Size, count: int) -> Tensor:
+    """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
+    flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
+    if len(flat) <= count:
+        return flat
+    return flat[[round(k * (len(flat) - 1) / (count - 1)) for k in range(count)]]
+
+
 def sampled(
     omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, y: Tensor
 ) -> tuple[Problem, Tensor]:
     """Some rows as one batch dimension, in float64."""
     batch = x.shape[:-1]
-    rows = x[..., 0].numel()
-    count = min(rows, LOOKED_AT)
-    at = torch.linspace(0, rows - 1, count, device=x.device).round().long()
 
     def some(t: Tensor) -> Tensor:
-        return t.detach().expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])[at]
+        return few_rows(t.detach(), batch, LOOKED_AT)
 
     values = {k: some(t) for k, t in omega.per_row_tensors(entries=True).items() if t.ndim}
     inside = omega.tensors(fixed=True) | values
@@ -122,58 +127,25 @@ def report(
 
 
 def by_solver(
-    omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings, kinks: bool = False
+    omega: Regularizer,
+    z: Tensor,
+    mask: Tensor | None,
+    settings: Settings,
+    kinks: bool = False,
+    bounds: Bounded | Projected | None = None,
 ) -> Forward:
-    """Π_Ω by the solvers, with all that is checked of Ω."""
+    """Π_Ω by the solvers, with all that is checked of Ω; with ``bounds``, on another domain than
+    the simplex, of a smooth Ω."""
     if z.numel() == 0:
         return Forward(z.clone(), "empty batch", "nothing to solve")
-    solve = functools.partial(_by_solver, omega, z, mask, settings, kinks)
+    solve = functools.partial(_by_solver, omega, z, mask, settings, kinks, bounds)
     with transforms.unhooked():
-        if transforms.waits(z) and settings.trace is None:
+        if transforms.waits(z) and settings.trace is None and bounds is None:
             return decisions.predicted(solve, _decisions(omega, z))
         return solve()
 
 
-def on_domain(
-    omega: Regularizer,
-    z: Tensor,
-    mask: Tensor | None,
-    bounds: Bounded | Projected,
-    settings: Settings,
-) -> Forward:
-    """Π_Ω on another domain than the simplex, of a smooth Ω."""
-    if z.numel() == 0:
-        return Forward(z.clone(), "empty batch", "nothing to solve")
-    given, z = z, z.clamp(LOWEST, -LOWEST)
-    problem = Problem(omega, z, mask, settings.start, settings.trace, bounds)
-    tol = settings.tolerance(z.dtype)
-    if isinstance(bounds, Projected):
-        return _by_projection(problem, bounds, tol, settings)
-    if settings.solver == "auto":
-        solvers, why = choose(problem)
-    else:
-        solvers, why = [named_solver(settings.solver)], "asked for"
-        solver, reason = solvers[0], solvers[0].unsuitable(problem)
-        if not solver.domains:
-            reason = 'it solves on the simplex alone; solver="interior" takes domain='
-        if reason is not None:
-            said = f"solver={solver.name!r} cannot take {who(omega)} with domain=: {reason}"
-            raise ValueError(said)
-    with transforms.unhooked():
-        checked_value(omega, simplex.inward(problem.initial()), who(omega))
-        found = _in_turn(problem, solvers, tol, settings.max_iter)
-        checked_value(omega, simplex.inward(found.y), who(omega))
-        check_convex(found.at, found.certificate.min_eigenvalue)
-        # a score that was raised counts where its weight is above the lower bound
-        moved = ((given < z) & (found.y > bounds.low)) | ((given > z) & (found.y < bounds.high))
-        known = found.certificate.error_bound.masked_fill(moved.any(-1), torch.inf)
-        found = replace(found, certificate=replace(found.certificate, error_bound=known))
-        _check(problem, found, settings)
-    _report_failure(found, None, tol, settings.on_failure)
-    return Forward(found.y, found.path, why, found, found.iterations)
-
-
-def _by_projection(problem: Problem, domain: Projected, tol: float, settings: Settings) -> Forward:
+def _by_projection(problem: Problem, domain: Projected, settings: Settings) -> Forward:
     """Π_Ω on a domain of the user's own."""
     omega = problem.omega
     if problem.legendre:
@@ -183,23 +155,47 @@ def _by_projection(problem: Problem, domain: Projected, tol: float, settings: Se
         )
     if settings.solver != "auto":
         raise ValueError(f'domain={domain.of} has solver="auto" alone; got {settings.solver!r}')
-    with transforms.unhooked():
-        checked_value(omega, domain.lifted(domain.middle(problem.z)), who(omega))
-        y, iterations = augmented(problem, settings.max_iter)
-        at = problem.at(y)
-        found = Solved(at, iterations, certify(at), "augmented Lagrangian")
-        checked_value(omega, at.inward, who(omega))
-        check_convex(at, found.certificate.min_eigenvalue)
-    _report_failure(found, None, tol, settings.on_failure)
+    checked_value(omega, domain.lifted(domain.middle(problem.z)), who(omega))
+    y, iterations = augmented(problem, settings.max_iter)
+    at = problem.at(y)
+    found = Solved(at, iterations, certify(at), "augmented Lagrangian")
+    checked_value(omega, at.inward, who(omega))
+    check_convex(at, found.certificate.min_eigenvalue)
+    _report_failure(found, None, settings.tolerance(y.dtype), settings.on_failure)
     why = f"the domain is known by {type(domain.of).__name__}.project"
     return Forward(y, found.path, why, found, iterations)
 
 
+def _solvers(problem: Problem, settings: Settings) -> tuple[list[Solver], str]:
+    """The solvers to take in turn, and why."""
+    if settings.solver == "auto":
+        return choose(problem)
+    omega, solver = problem.omega, named_solver(settings.solver)
+    reason = solver.unsuitable(problem)
+    if problem.bounds is None and reason is not None:
+        raise ValueError(
+            f"solver={solver.name!r} cannot take {type(omega).__name__}: {reason}; "
+            'solver="auto" chooses one that can'
+        )
+    if problem.bounds is not None and not solver.domains:
+        reason = 'it solves on the simplex alone; solver="interior" takes domain='
+    if reason is not None:
+        raise ValueError(f"solver={solver.name!r} cannot take {who(omega)} with domain=: {reason}")
+    return [solver], "asked for"
+
+
 def _by_solver(
-    omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings, kinks: bool
+    omega: Regularizer,
+    z: Tensor,
+    mask: Tensor | None,
+    settings: Settings,
+    kinks: bool,
+    bounds: Bounded | Projected | None,
 ) -> Forward:
-    z = z.clamp_min(LOWEST)
-    problem = Problem(omega, z, mask, settings.start, settings.trace)
+    given, z = z, z.clamp_min(LOWEST) if bounds is None else z.clamp(LOWEST, -LOWEST)
+    problem = Problem(omega, z, mask, settings.start, settings.trace, bounds)
+    if isinstance(bounds, Projected):
+        return _by_projection(problem, bounds, settings)
     tol = settings.tolerance(z.dtype)
     free = kinks and settings.solver == "auto" and settings.max_iter >= BUDGET
     short = z.shape[-1] <= SHORT and not (problem.proximal or transforms.waits(z))
@@ -209,18 +205,12 @@ def _by_solver(
         _check(problem, tied, settings)
         return _on_kinks(tied, tied)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
-    check_start(problem)
-    if settings.solver == "auto":
-        solvers, why = choose(problem)
+    solvers, why = _solvers(problem, settings)
+    if bounds is None:
+        check_start(problem)
+        found, defect = _searched(problem, solvers, tol, settings)
     else:
-        solvers, why = [named_solver(settings.solver)], "asked for"
-        reason = solvers[0].unsuitable(problem)
-        if reason is not None:
-            raise ValueError(
-                f"solver={solvers[0].name!r} cannot take {type(omega).__name__}: {reason}; "
-                'solver="auto" chooses one that can'
-            )
-    found, defect = _searched(problem, solvers, tol, settings)
+        found, defect = _in_turn(problem, solvers, tol, settings.max_iter), None
     if tied is not None:
         found = _better(tied, found, tol)
     elif free and not short and not decisions.all_of(found.certificate.error_bound <= tol):
@@ -228,6 +218,11 @@ def _by_solver(
         found = found if tied is None else _better(found, tied, tol)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
+    if bounds is not None:
+        # a score that was raised counts where its weight is above the lower bound
+        moved = ((given < z) & (found.y > bounds.low)) | ((given > z) & (found.y < bounds.high))
+        known = found.certificate.error_bound.masked_fill(moved.any(-1), torch.inf)
+        found = replace(found, certificate=replace(found.certificate, error_bound=known))
     _check(problem, found, settings)
     _report_failure(found, defect, tol, settings.on_failure)
     if tied is not None:

@@ -16,7 +16,7 @@ from ...optimality.problem import Problem
 from ...regularizers import curvature
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows
-from .solver import LOOKED_AT, Forward
+from .solver import LOOKED_AT, Forward, few_rows
 
 COMPILERS = {"cpu": "numba", "cuda": "triton"}
 """What compiles the kernels of a device."""
@@ -142,7 +142,7 @@ def compared(
         return None
 
     def some(t: Tensor) -> Tensor:
-        return few(t, solved.y.shape[:-1], LOOKED_AT)
+        return few_rows(t, solved.y.shape[:-1], LOOKED_AT)
 
     own = [some(t) if t.ndim > 1 else t for t in inputs]  # H is flat
     theta = tuple(map(hyper, own))
@@ -186,33 +186,6 @@ def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
         (slope,) = torch.autograd.grad(entry(at, *(t.detach() for t in inputs)).sum(), at)
     change, size = slope.diff(dim=0), slope.abs()
     return bool((change < -1e-10 * (size[1:] + size[:-1])).any())
-
-
-def few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
-    """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
-    flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
-    return flat[_evenly(len(flat), count)]
-
-
-def _evenly(rows: int, count: int) -> list[int]:
-    """The places of some rows, the first and the last among them."""
-    if rows <= count:
-        return list(range(rows))
-    return [round(k * (rows - 1) / (count - 1)) for k in range(count)]
-
-
-def in_few_rows(
-    omega: Regularizer, points: tuple[Tensor, ...], inputs: list[Tensor], count: int
-) -> tuple[Regularizer, tuple[Tensor, ...], list[Tensor]]:
-    """Ω, points and inputs of some rows of a batch, where each row has its own numbers."""
-    rows = len(points[0])
-    at = _evenly(rows, count)
-
-    def some(t: Tensor) -> Tensor:
-        return t[at] if t.ndim > 0 and len(t) == rows else t
-
-    tensors = {name: some(t) for name, t in omega.tensors(fixed=True).items()}
-    return omega.with_tensors(tensors), tuple(map(some, points)), list(map(some, inputs))
 
 
 def hyper(t: Tensor) -> Tensor:
