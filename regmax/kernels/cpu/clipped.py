@@ -183,6 +183,7 @@ def steps_of(own: Description, pick: Any, each: bool) -> tuple[Any, Any, Any]:
 
     @njit
     def powered(v: Any, theta: Any) -> Any:
+        """p, for :func:`sums_of` with ``scales``."""
         return p(smaller(v, 1.4 * REACH), theta)[0]
 
     @njit
@@ -225,6 +226,7 @@ def steps_of(own: Description, pick: Any, each: bool) -> tuple[Any, Any, Any]:
         z: Any, n: int, rounded: Any, theta: Any, room: Any, total: Any, bounds: Any, low: Any,
         high: Any, near: float,
     ) -> tuple[Any, Any]:  # fmt: skip
+        """As ``in_floats``, by p(z) p(−τ) of scores relative to a number next to τ."""
         a, b, c, e = bounds
         some = simd.narrow(a), simd.narrow(b), simd.narrow(c), simd.narrow(e)
         by, size, most = simd.narrow(theta), simd.narrow(total), simd.narrow(room)
@@ -279,11 +281,8 @@ def steps_of(own: Description, pick: Any, each: bool) -> tuple[Any, Any, Any]:
         else 0. ``row``: how many entries are packed, the largest u, e'(0), and the tolerance of
         Σ y."""
         count, most, zero, slack = row
-        edge, least = (
-            slope(spread(theta, most), theta)[0],
-            relative(kept, n, top, scale, z, rounded),
-        )
-        least = least - one(edge, top)
+        edge = one(slope(spread(theta, most), theta)[0], top)
+        least = relative(kept, n, top, scale, z, rounded) - edge
         least = least - (absolute(least) + 1.0) * 1e-6
         high = 0.0 - one(slope(spread(theta, room / count), theta)[0], top)
         bottom = select(low > -np.inf, low, least)
