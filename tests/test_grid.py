@@ -49,10 +49,12 @@ EXCEPT = {
     (repeated, "weighted + tv"),  # inference mode
     (mapped, "matrix"),
     (hessians, "max of coupled"),
+    (recorded, "jensen_shannon"),
     *((mode, name) for name in POINTS if "plans" in name for mode in (mapped, batched)),
     *((mode, name) for name in ("matrix", "coupled") for mode in (jacobians, hessians)),
 }
-"""What is not offered: a matrix inside Ω where vmap runs its gradient, and plans there."""
+"""What is not offered: a matrix inside Ω where vmap runs its gradient, and plans there; linearize
+where an Ω without a kernel has a prior."""
 PAIRS = [
     *((mode, name) for name in OMEGAS for mode in OMEGA),
     *((mode, name) for name in POINTS if name not in OMEGAS for mode in MADE),

@@ -41,7 +41,7 @@ class _Oscarmax(CompiledRows, ProxKernel):
     ) -> tuple[Tensor, Tensor | None]:
         out = result(y)
         dlam = y.new_empty(len(y), dtype=torch.float64) if hyper else None
-        self.run(1, y, v, None, None, out, dlam, 1)
+        self.run(1, y, v, None, None, out, dlam, None, 1)
         return out, dlam
 
 

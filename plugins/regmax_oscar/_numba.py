@@ -266,7 +266,7 @@ def backward(job: Any, like: Any) -> None:
     whole = memory.empty(3, d + 2 * LANES, np.int32)
     keys, places = memory.empty(2, d, np.uint64), memory.empty(2, d, np.int32)
     counters = memory.empty(1, 256 * 8, np.int64)
-    hyper, prox = common.given(job, 5), common.given(job, 6)
+    hyper, prox = common.given(job, 5), common.given(job, 7)
     begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):

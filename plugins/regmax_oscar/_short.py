@@ -240,7 +240,7 @@ def _averages(
 def _averaged(job: Any, like: Any, count: int, room: Any, wide: Any) -> None:
     """J v of the rows of lanes, of which there are ``count``."""
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
-    hyper, prox = common.given(job, 5), common.given(job, 6)
+    hyper, prox = common.given(job, 5), common.given(job, 7)
     keys, sums, sizes = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
     for k in range(count, LANES):
         for j in range(tiles.NUMBERS):
@@ -268,7 +268,7 @@ def _averaged(job: Any, like: Any, count: int, room: Any, wide: Any) -> None:
 
 @tiles.short
 def _backward(job: Any, like: Any) -> None:
-    d, prox, blank = job[common.WIDTH], common.given(job, 6), job[common.BLANK] != 0
+    d, prox, blank = job[common.WIDTH], common.given(job, 7), job[common.BLANK] != 0
     rooms, wide = tiles.room(d, like), memory.empty(3, LANES * (d + LANES), np.float64)
     count = 0
     first, last = common.take(job)

@@ -558,7 +558,7 @@ def test_the_command_knows_all_functions_of_the_core():
     root, found = Path(kernels.__file__).parent, {}
     for path in [*root.glob("cpu/*.py"), *root.glob("from_value/*.py")]:
         names = re.findall(r"^def (\w+)\(job: Any, like: Any\) -> None", path.read_text(), re.M)
-        if names:
+        if names and path.stem != "loss_rows":
             found[f"{path.parent.name}.{path.stem}"] = set(names)
     assert {module: set(names.split()) for module, (_, names) in OTHERS.items()} == found
 

@@ -73,7 +73,7 @@ class Between(Method):
             return super().backward(y, part, v, tensors, wants)
         gamma, *theta = [numbered(t, y) for t in self.filled(tensors)]
         v, low_high = flat(wrappers.allocated(v)), self._bounds[:2]
-        given = gamma, tuple(theta), low_high, True in wants
+        given = gamma, tuple(theta), low_high, True in wants[int(self.numbers[0] is None) :]
         gx, found = self.kernel.product(flat(y), v, *given)
         each = zip(found or (), self.numbers[1:], strict=False)
         return gx.view(y.shape), [t.view(*y.shape[:-1], 1) for t, own in each if own is None]

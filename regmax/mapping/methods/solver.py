@@ -205,9 +205,10 @@ def _by_solver(
         _check(problem, tied, settings)
         return _on_kinks(tied, tied)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
-    solvers, why = _solvers(problem, settings)
     if bounds is None:
         check_start(problem)
+    solvers, why = _solvers(problem, settings)
+    if bounds is None:
         found, defect = _searched(problem, solvers, tol, settings)
     else:
         found, defect = _in_turn(problem, solvers, tol, settings.max_iter), None
