@@ -54,7 +54,8 @@ def functions(
     number = 0.0 if theta is True else float(theta)
     given = theta is True
     able = [e for e in descriptions if (e.solve is None or e.rest) and not e.norm]
-    return _forward(able, given, number, each), _backward(able, given, number, each)
+    inner = _inner(3 + given, each)
+    return _forward(able, given, number, each), jacobian.backward(able, given, number, inner=inner)
 
 
 def between(forward: Any, each: bool) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -334,80 +335,29 @@ def _row(
     return row, waiting if widest > 0 else rest
 
 
-def _backward(
-    descriptions: list[Description], given: bool, number: float, each: bool
-) -> Callable[..., None]:
-    at = 3 + given
-    to = at + 2
+def _inner(at: int, each: bool) -> Any:
+    """(job, r, y, d, copy) → ``copy``, which becomes y, and 0 where y is at a bound; ``at``: the
+    place of l, before that of u."""
 
     @njit
-    def of_none(job: Any, r: int, like: Any, theta: float, hyper: bool, arrays: Any) -> None:
-        common.fill(common.rows_at(job, to, r, like), job[common.WIDTH], 0.0)
-        if hyper:
-            common.set_number(job, to + 1, r, 0.0)
-
-    row = of_none
-    for own in reversed(descriptions):
-        row = _product(own, at, given, each, row)
-
-    def backward(job: Any, like: Any) -> None:
-        d, hyper = job[common.WIDTH], given and common.given(job, to + 1)
-        wide, places = common.scratch_like(2, d, like), jacobian.places(d)
-        arrays = memory.row(wide, 0), memory.row(wide, 1), memory.row(places, 0)
-        begin, end = common.take(job)
-        while begin < end:
-            for r in range(begin, end):
-                own = common.number_at(job, at - 1, r) if given else number
-                row(job, r, like, own, hyper, arrays)
-            begin, end = common.take(job)
-        memory.keep((wide, places))
-
-    return backward
-
-
-def _product(own: Description, at: int, given: bool, each: bool, others: Any) -> Any:
-    covers, product, to = own.covers, jacobian.product_of(own, False), at + 2
-
-    @njit
-    def of_entries(job: Any, r: int, zero: Any) -> Any:
-        """l and u."""
-        return doubles_at(job, at, r), doubles_at(job, at + 1, r)
-
-    @njit
-    def between_entries(bounds: Any, v: Any, i: int, d: int) -> Any:
-        """Which of sixteen entries are between their bounds."""
-        here = simd.first(d - i)
-        low = simd.like(v, simd.load_part(bounds[0], i, here, 0.0))
-        high = simd.like(v, simd.load_part(bounds[1], i, here, 0.0))
-        return (v > low) & (v < high)
-
-    @njit
-    def of_row(job: Any, r: int, zero: Any) -> Any:
-        none = simd.wide(zero)
-        low, high = common.number_at(job, at, r), common.number_at(job, at + 1, r)
-        return simd.like(zero, none + low), simd.like(zero, none + high)
-
-    @njit
-    def between_row(bounds: Any, v: Any, i: int, d: int) -> Any:
-        return (v > bounds[0]) & (v < bounds[1])
-
-    limits, free = (of_entries, between_entries) if each else (of_row, between_row)
-
-    @njit
-    def row(job: Any, r: int, like: Any, theta: float, hyper: bool, arrays: Any) -> None:
-        if not covers(theta):
-            others(job, r, like, theta, hyper, arrays)
-            return
-        d, (s, ys, where) = job[common.WIDTH], arrays
-        y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
-        out, zero = common.rows_at(job, to, r, like), simd.load_part(y, 0, simd.first(0), 0.0)
-        bounds, scale = limits(job, r, zero), 1.0 / common.number_at(job, 2, r)
+    def of_entries(job: Any, r: int, y: Any, d: int, copy: Any) -> Any:
+        low, high = doubles_at(job, at, r), doubles_at(job, at + 1, r)
         for i in range(0, d, LANES):
-            a = common.piece(y, i, d, 0.0)
-            simd.store(ys, i, simd.select(free(bounds, a, i, d), a, 0.0))
-        m, origin = jacobian.begin(ys, v, d, where, s, out, job[common.BLANK] != 0)
-        found = product(ys, v, d, where, m, origin, scale, theta, s, out, hyper and given)
-        if hyper and given:
-            common.set_number(job, to + 1, r, found)
+            v, here = common.piece(y, i, d, 0.0), simd.first(d - i)
+            free = v > simd.like(v, simd.load_part(low, i, here, 0.0))
+            free = free & (v < simd.like(v, simd.load_part(high, i, here, 0.0)))
+            simd.store(copy, i, simd.select(free, v, 0.0))
+        return copy
 
-    return row
+    @njit
+    def of_row(job: Any, r: int, y: Any, d: int, copy: Any) -> Any:
+        zero = simd.load_part(y, 0, simd.first(0), 0.0)
+        none = simd.wide(zero)
+        low = simd.like(zero, none + common.number_at(job, at, r))
+        high = simd.like(zero, none + common.number_at(job, at + 1, r))
+        for i in range(0, d, LANES):
+            v = common.piece(y, i, d, 0.0)
+            simd.store(copy, i, simd.select((v > low) & (v < high), v, 0.0))
+        return copy
+
+    return of_entries if each else of_row

@@ -12,48 +12,70 @@ prox, v becomes its averages over the groups of y first: J of the base may magni
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import common, memory, simd
 from .jit import njit
-from .prox import LAMBDA, Prox, scratch
+from .prox import Prox, scratch
 from .simd import LANES
 from .threshold import Description
 
 
 @njit
-def places(d: int) -> Any:
-    """Room for ``where``."""
-    return memory.empty(1, d // LANES + 2, np.int64)
-
-
-@njit
-def support_of(y: Any, d: int, where: Any) -> int:
-    """The first entries of the vectors of y that have a positive entry, and how many there are."""
-    m = 0
-    for i in range(0, d, LANES):
+def support_of(y: Any, d: int, where: Any, out: Any, blank: bool) -> int:
+    """The first entries of the vectors of y that have a positive entry, and how many there are; out
+    = 0 unless it is so already."""
+    full, m, zero = d - d % LANES, 0, simd.spread(simd.load_part(y, 0, simd.first(0), 0.0), 0.0)
+    for i in range(0, full, LANES):
         where[m] = i
-        m += simd.count(common.piece(y, i, d, 0.0) > 0.0) > 0
+        m += simd.count(simd.load(y, i) > 0.0) > 0
+        if not blank:
+            simd.store(out, i, zero)
+    if full < d:
+        rest = simd.first(d - full)
+        where[m] = full
+        m += simd.count(simd.load_part(y, full, rest, 0.0) > 0.0) > 0
+        if not blank:
+            simd.store_part(out, full, rest, zero)
     return m
 
 
 @njit
-def begin(
-    y: Any, v: Any, d: int, where: Any, s: Any, out: Any, blank: bool
-) -> tuple[int, float]:  # fmt: skip
-    """:func:`support_of`, and v_i of the first y_i > 0, 0 if there is none; out = 0 unless it is so
-    already. ``s`` is scratch."""
-    m, first = support_of(y, d, where), 0.0
-    if m > 0:
-        i = where[0]
-        simd.compress(s, 0, common.piece(v, i, d, 0.0), common.piece(y, i, d, 0.0) > 0.0)
-        first = np.float64(s[0])
-    if not blank:
-        common.fill(out, d, 0.0)
-    return m, first
+def of_first(y: Any, v: Any, d: int, where: Any, m: int, s: Any) -> float:
+    """v_i of the first y_i > 0, 0 if there is none. ``s`` is scratch."""
+    if m == 0:
+        return 0.0
+    i = where[0]
+    simd.compress(s, 0, common.piece(v, i, d, 0.0), common.piece(y, i, d, 0.0) > 0.0)
+    return np.float64(s[0])
+
+
+@njit
+def pack(y: Any, v: Any, d: int, where: Any, m: int, ys: Any, vs: Any) -> int:
+    """ys[:n], vs[:n] = y_i, v_i where y_i > 0, in order, of the m vectors ``where``."""
+    n = 0
+    for k in range(m):
+        i = where[k]
+        a = common.piece(y, i, d, 0.0)
+        on = a > 0.0
+        simd.compress(ys, n, a, on)
+        simd.compress(vs, n, common.piece(v, i, d, 0.0), on)
+        n += simd.count(on)
+    return n
+
+
+@njit
+def unpack(y: Any, d: int, where: Any, m: int, kept: Any, out: Any) -> None:
+    """out_i = kept_1, kept_2, … where y_i > 0, of the m vectors ``where``."""
+    n = 0
+    for k in range(m):
+        i = where[k]
+        on = common.piece(y, i, d, 0.0) > 0.0
+        common.store_piece(out, i, d, simd.expand(kept, n, on))
+        n += simd.count(on)
 
 
 @njit
@@ -166,66 +188,81 @@ def product_of(own: Description, rare: bool) -> Any:
     return product
 
 
-def _steps(first: Prox | None) -> tuple[Any, Any]:
-    """(job, r, like, place of who takes part, y, v, d, scratch, ys, vs, whether zeros need not be
-    written) → the support and v there; and ⟨w, u⟩ of it."""
+@njit
+def _whole(job: Any, r: int, y: Any, d: int, copy: Any) -> Any:
+    """J is of all entries of y."""
+    return y
+
+
+@njit
+def _nought(y: Any, w: Any, n: int, work: Any) -> float:
+    return 0.0
+
+
+def _packer(first: Prox | None, part: int) -> Any:
+    """(job, r, y, v, d, scratch, where, m, ys, vs) → :func:`pack`, after the prox; ``part``: the
+    place of who takes part."""
     if first is None:
 
         @njit
-        def pack(
-            job: Any, r: int, like: Any, part: int, y: Any, v: Any, d: int, work: Any, ys: Any,
-            vs: Any, blank: bool,
+        def of_row(
+            job: Any, r: int, y: Any, v: Any, d: int, work: Any, where: Any, m: int, ys: Any,
+            vs: Any,
         ) -> int:  # fmt: skip
-            n: int = common.keep_support(y, v, d, ys, vs, blank)
+            n: int = pack(y, v, d, where, m, ys, vs)
             return n
 
-        @njit
-        def nought(y: Any, w: Any, n: int, work: Any) -> float:
-            return 0.0
-
-        return pack, nought
+        return of_row
     averages = first.averages
 
     @njit
     def moved(
-        job: Any, r: int, like: Any, part: int, y: Any, v: Any, d: int, work: Any, ys: Any,
-        vs: Any, blank: bool,
-    ) -> int:  # fmt: skip
+        job: Any, r: int, y: Any, v: Any, d: int, work: Any, where: Any, m: int, ys: Any, vs: Any
+    ) -> int:
         on = common.octets_at(job, part, r)
         n: int = averages(y, v, d, on, common.given(job, part), work, ys, vs)
         return n
 
-    return moved, first.across
+    return moved
 
 
-def _row(own: Description, first: Prox | None, given: bool, to: int, others: Any) -> Any:
+def _row(
+    own: Description, first: Prox | None, inner: Any, given: bool, to: int, others: Any
+) -> Any:
     """A function of a row, which ``others`` compute if this description does not cover its θ."""
     covers, steep, chained = own.covers, own.solve is not None, first is not None
     rare = own.widest == 0 and not own.cheap
-    packs, product = rare or chained, product_of(own, rare)
-    pack, across = _steps(first)
+    # powers by exp and log take longer than to pack the entries
+    packs, product = rare or chained or own.rough is not None, product_of(own, rare)
+    chosen, across = inner or _whole, _nought if first is None else first.across
     slope, lam = to + 1 + chained, to + 1
-    part = slope + given
+    packed = _packer(first, slope + given)
 
     @njit
     def row(job: Any, r: int, like: Any, theta: float, hyper: bool, rows: Any, work: Any) -> None:
         if not covers(theta):
             others(job, r, like, theta, hyper, rows, work)
             return
-        d, blank = job[common.WIDTH], job[common.BLANK] != 0
-        y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
-        out, by = common.rows_at(job, to, r, like), 1.0 / common.number_at(job, 2, r)
-        (s, ys, vs, where), learns = rows, hyper and given
+        (s, ys, vs, copy, where, every), learns = rows, hyper and given
+        d, out, v = (
+            job[common.WIDTH],
+            common.rows_at(job, to, r, like),
+            common.rows_at(job, 1, r, like),
+        )
+        y, by = (
+            chosen(job, r, common.rows_at(job, 0, r, like), d, copy),
+            1.0 / common.number_at(job, 2, r),
+        )
+        m = support_of(y, d, where, out, job[common.BLANK] != 0)
         if packs:
-            n = pack(job, r, like, part, y, v, d, work, ys, vs, blank)
-            m = support_of(ys, n, where)
+            n = packed(job, r, y, v, d, work, where, m, ys, vs)
             origin = _at_smallest(ys, vs, n) if steep else np.float64(vs[0])
-            found = product(ys, vs, n, where, m, origin, by, theta, s, vs, learns)
+            found = product(ys, vs, n, every, -(-n // LANES), origin, by, theta, s, vs, learns)
             if chained and hyper:
                 common.set_number(job, lam, r, -across(ys, vs, n, work) / by)
-            common.place_support(y, d, vs, out, blank)
+            unpack(y, d, where, m, vs, out)
         else:
-            m, origin = begin(y, v, d, where, s, out, blank)
+            origin = of_first(y, v, d, where, m, s)
             found = product(y, v, d, where, m, origin, by, theta, s, out, learns)
         if learns:
             common.set_number(job, slope, r, found)
@@ -234,12 +271,18 @@ def _row(own: Description, first: Prox | None, given: bool, to: int, others: Any
 
 
 def backward(
-    descriptions: tuple[Description, ...], given: bool, number: float, first: Prox | None
+    descriptions: Sequence[Description],
+    given: bool,
+    number: float,
+    first: Prox | None = None,
+    inner: Any = None,
 ) -> Callable[..., None]:
-    """``backward(job, like)``; ``given``: whether θ is in the job, else it is this number."""
-    chained = first is not None
-    at = LAMBDA + 2 if chained else 3
-    to = at + given
+    """``backward(job, like)``; ``given``: whether θ is in the job, else it is this number.
+    ``inner``: (job, r, y, d, copy) → ``copy``, which becomes y, and 0 where y is at a bound; the
+    bounds are two arrays more, before the gradient."""
+    chained, bounded = first is not None, inner is not None
+    at = 3 + chained
+    to = at + given + 2 * bounded
     room_of, work_of = scratch(first)
 
     @njit
@@ -253,16 +296,18 @@ def backward(
 
     row = of_none
     for each in reversed(descriptions):
-        row = _row(each, first, given, to, row)
+        row = _row(each, first, inner, given, to, row)
     learns = given or chained
 
     def backward(job: Any, like: Any) -> None:
         d, hyper = job[common.WIDTH], learns and common.given(job, to + 1)
-        wide = common.scratch_like(3, d, like)
-        whole = places(d)
+        wide, whole = common.scratch_like(4, d, like), memory.empty(2, d // LANES + 2, np.int64)
         rows = (
-            memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2), memory.row(whole, 0)
+            memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2), memory.row(wide, 3),
+            memory.row(whole, 0), memory.row(whole, 1),
         )  # fmt: skip
+        for k in range(d // LANES + 1):
+            rows[5][k] = k * LANES
         arrays = room_of(d, like)
         work = work_of(arrays)
         begin, end = common.take(job)
