@@ -112,24 +112,26 @@ def values_of(entry: Any, at: Any) -> Any:
     ready, entry = entry
 
     @njit
-    def values(z: Any, n: int, theta: Any, t: Any, step: Any, bounds: Any, out: Any) -> Any:
-        """y[:n] at τ and the last step to it; Σ min(y − l, u − y). An entry that is not at a bound
-        but for rounding does not get there when it is rounded to the dtype of ``out``: J depends on
-        it."""
+    def values(
+        z: Any, n: int, theta: Any, t: Any, step: Any, bounds: Any, out: Any
+    ) -> tuple[Any, Any]:
+        """y[:n] at τ and a linear step to it; Σ min(y − l, u − y), and Σ (y − l) before the step.
+        An entry that is not at a bound but for rounding does not get there when it is rounded to
+        the dtype of ``out``: J depends on it."""
         like, inside, c = simd.load(out, 0), spread(theta, 0.0), ready(t, theta)
-        along = spread(theta, step)
+        along, sums = spread(theta, step), inside
         coarse, fine = simd.resolution(out), 4.0 * EPS
         for i in range(0, n, LANES):
             low, high, least, most = at(bounds, i)
             v, dv, on = entry(simd.load(z, i), c, theta, (low, high, least, most))
-            moved = v - dv * along
+            sums, moved = sums + (v - low), v - dv * along
             inner = larger(smaller(moved, high * (1.0 - coarse)), low * (1.0 + coarse))
             inner = select(moved < high * (1.0 - fine), inner, high)
             inner = select(moved > low * (1.0 + fine), inner, low)
             v = select(on, smaller(inner, high), v)
             inside = inside + smaller(v - low, high - v)
             simd.store(out, i, simd.like(like, v))
-        return summed(inside, t)
+        return summed(inside, t), summed(sums, t)
 
     return values
 
@@ -166,6 +168,8 @@ def corner_of(at: Any) -> Any:
     return corner
 
 
+EASE = 1e3
+"""How much more of Σ y may be missing before the last step, after which it is computed again."""
 REACH, HALVES = 60.0, 1100
 """How far τ moves for p(z) p(−τ): e^84, the largest p(z), is a number of float32, and above the
 bounds of y after that. And how many times an interval of float64 numbers is halved to have less."""
@@ -195,6 +199,7 @@ def steps_of(own: Description, pick: Any, each: bool) -> tuple[Any, Any, Any]:
         return powered(v, theta)
 
     last = last_of(root, Either(powered32, powered64), REACH) if scales else last_of(root)
+    reach, checked = REACH if scales else np.inf, own.rest is None
     wide = own.precise or each or own.root is not None
 
     @njit
@@ -287,15 +292,29 @@ def steps_of(own: Description, pick: Any, each: bool) -> tuple[Any, Any, Any]:
         high = 0.0 - one(slope(spread(theta, room / count), theta)[0], top)
         bottom = select(low > -np.inf, low, least)
         t = first(z, n, rounded, theta, room, total, bounds, bottom, high, 1e-3)[0]
+        rounds = checked and near > 1e-10
+        enough = near * EASE if rounds else near
         t, tau, step, off = last(
-            kept, n, top, scale, z, theta, room, total, bounds, t, bottom, high, near, slack
+            kept, n, top, scale, z, theta, room, total, bounds, t, bottom, high, enough, slack
         )
-        inside, upper = values(z, n, theta, tau, step, bounds, y), tau
+        here, along = (tau + step, spread(step, 0.0)) if rounds else (tau, step)
+        inside, found = values(z, n, theta, here, along, bounds, y)
+        if rounds:
+            missed = absolute(found - room) > total * near
+            if simd.count(missed) > 0:  # the last step was too long, as past a bound of an entry
+                gap = (absolute(t) + 1.0) * 1e-6
+                ends = larger(bottom - t - gap, -reach), smaller(high - t + gap, reach)
+                given = z, n, theta, room, total, bounds, *ends, tau, near, 2.0 * EPS
+                again, step, _least, off = root(*given)
+                here, along = select(missed, again, here), select(missed, step, along)
+                inside, found = values(z, n, theta, here, along, bounds, y)
+            off = select(missed, off, 0.0)
+        upper = here
         close = room * 1e-6 > inside
         if simd.count(close) > 0:
             if scales:
                 relative(kept, n, top + t / scale, scale, z, rounded)
-            upper = larger(corner(z, n, zero, room, slack, bounds, close, y), tau)
+            upper = larger(corner(z, n, zero, room, slack, bounds, close, y), here)
         good = (slack >= absolute(off)) & (t + upper >= low)
         return select(good, spread(t, 1.0), 0.0)
 
