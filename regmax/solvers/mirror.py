@@ -1,4 +1,4 @@
-"""Newton's method in scores, for a coupled Ω with an infinite slope at 0, between bounds.
+"""Newton's method in scores, for a coupled Ω with an infinite slope at 0.
 
 Ω = e + C, e = Σ e_i(y_i) with the slope of Ω next to 0: e_i'(t) = A_i (t^b_i − 1)/b_i, A_i log t
 where b_i = 0. y is the optimum if it is Π_e(a), the maximiser of ⟨y, a⟩ − e(y) over D, for the
