@@ -1,5 +1,5 @@
-"""Newton's method on the optimality condition: on τ alone where ∇²Ω is diagonal, on the support
-otherwise."""
+"""Newton's method on the optimality condition: on τ alone where ∇²Ω is diagonal, in scores where
+the slope of Ω is infinite at 0, on the support otherwise."""
 
 from __future__ import annotations
 
