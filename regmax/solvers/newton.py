@@ -3,7 +3,6 @@ the slope of Ω is infinite at 0, on the support otherwise."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -107,9 +106,6 @@ def _by_root(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     for k in range(1, limit + 1):
         model = Powers(problem, z - g, y, h, b, other)
         tau, new, found = model.root(tau, middle)
-        new = problem.domain.inside(new)
-        if bounds is not None and bounds.at_most:
-            new = torch.where(tau > 0, replace(bounds, at_most=False).inside(new), new)
         lifted = new.clamp_min(floor)
         # next to an upper bound, where Ω may be as steep as at 0, the change counts beside u − y
         room = y if bounds is None else torch.minimum(y, bounds.high - y)
