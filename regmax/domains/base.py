@@ -115,7 +115,7 @@ class Faced(Region):
         entry leaves its bound if it is positive."""
 
     @abstractmethod
-    def capped(self, y: Tensor) -> Tensor | bool:
+    def capped(self, y: Tensor) -> Tensor:
         """The entries whose nearer bound is not 0."""
 
     @abstractmethod

@@ -59,8 +59,8 @@ class Unit(Faced):
     def sided(self, y: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
         return y, rho
 
-    def capped(self, y: Tensor) -> bool:
-        return False
+    def capped(self, y: Tensor) -> Tensor:
+        return torch.zeros_like(y, dtype=torch.bool)
 
     def spare(self, y: Tensor, tau: Tensor) -> float:
         return 0.0

@@ -101,8 +101,7 @@ def certify(at: Point, tested: bool = False) -> Certificate:
         close = (bound <= TRUSTED).unsqueeze(-1)
         if not p.structured:
             leaves = (push < -residual.rounding) | ((inner == 0) & ~wants)
-            leaves = close & (away <= bound.unsqueeze(-1)) & leaves
-            support = support & ~(leaves & _bounded(at))
+            support = support & ~(close & (away <= bound.unsqueeze(-1)) & leaves & _bounded(at))
         support = support | (close & on & wants & (away == 0))
         stray = _stray(at, residual, bound)
     return Certificate(residual.gap.squeeze(-1), bound, estimated, support, stray, min_eigenvalue)

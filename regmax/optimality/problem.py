@@ -189,14 +189,7 @@ class Problem:
     @functools.cached_property
     def first(self) -> Point:
         """The point of :meth:`initial`."""
-        middle = self.domain.middle(self.z)
-        if self.start is None:
-            return self.at(middle)
-        missing = self.participants() & (self.start == 0)
-        if not decisions.usual("zeros at the start", missing) or not self.legendre:
-            return self.at(self.start)
-        # every participant is positive at y*, and no step in log y would make it so
-        return self.at(self.inside(torch.where(missing, 1e-3 * middle, self.start)))
+        return self.at(self.domain.middle(self.z) if self.start is None else self.start)
 
     @functools.cached_property
     def separable(self) -> bool:

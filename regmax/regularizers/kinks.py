@@ -100,9 +100,13 @@ class Kinks(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         replaced = _REPLACED.get(getattr(function, "__name__", ""))
+        given = {name: item for name, item in kwargs.items() if name != "inplace"}
         try:
             self.function = function
-            found = None if replaced is None else replaced(self, *args, **kwargs)
+            if replaced is None or kwargs.get("inplace"):
+                found = None
+            else:
+                found = replaced(self, *args, **given)
         except (IndexError, TypeError, ValueError):  # arguments that the function itself may take
             found = None
         return function(*args, **kwargs) if found is None else found
@@ -178,28 +182,12 @@ def _clamp(kinks: Kinks, u: Tensor, min: Any = None, max: Any = None) -> Tensor:
     return u if min is None else min + kinks.positive(u - min)
 
 
-def _relu(kinks: Kinks, u: Tensor, inplace: bool = False) -> Tensor | None:
-    return None if inplace else kinks.positive(u)
-
-
-def _hardtanh(
-    kinks: Kinks, u: Tensor, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False
-) -> Tensor | None:
-    return None if inplace else _clamp(kinks, u, min_val, max_val)
-
-
-def _leaky_relu(
-    kinks: Kinks, u: Tensor, negative_slope: float = 0.01, inplace: bool = False
-) -> Tensor | None:
-    if inplace:
-        return None
+def _leaky_relu(kinks: Kinks, u: Tensor, negative_slope: float = 0.01) -> Tensor:
     return negative_slope * u + (1 - negative_slope) * kinks.positive(u)
 
 
-def _threshold(
-    kinks: Kinks, u: Tensor, threshold: float, value: float, inplace: bool = False
-) -> Tensor | None:
-    return None if inplace or value != threshold else _clamp(kinks, u, threshold)
+def _threshold(kinks: Kinks, u: Tensor, threshold: float, value: float) -> Tensor | None:
+    return None if value != threshold else _clamp(kinks, u, threshold)
 
 
 def _l1_loss(
@@ -230,24 +218,18 @@ def _aminmax(kinks: Kinks, u: Tensor, *, dim: int | None = None, keepdim: bool =
     return _named(kinks, _amin(kinks, u, dim, keepdim), _amax(kinks, u, dim, keepdim))
 
 
-def _max(kinks: Kinks, u: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return _of_two_or_along(kinks, _maximum, _amax, u, *args, **kwargs)
-
-
-def _min(kinks: Kinks, u: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return _of_two_or_along(kinks, _minimum, _amin, u, *args, **kwargs)
-
-
-def _of_two_or_along(
-    kinks: Kinks, of_two: Any, along: Any, u: Tensor, *args: Any, **kwargs: Any
-) -> Any:
+def _of_two_or_along(of_two: Any, along: Any) -> Any:
     """``torch.max`` and ``torch.min``: of two tensors, or along a dimension, with the indices."""
-    if "other" in kwargs or (args and isinstance(args[0], Tensor)):
-        return of_two(kinks, u, *args, **kwargs)
-    if not args and "dim" not in kwargs:
-        return None
-    indices = kinks.function(u, *args, **kwargs).indices
-    return _named(kinks, along(kinks, u, *args, **kwargs), indices)
+
+    def found(kinks: Kinks, u: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if "other" in kwargs or (args and isinstance(args[0], Tensor)):
+            return of_two(kinks, u, *args, **kwargs)
+        if not args and "dim" not in kwargs:
+            return None
+        indices = kinks.function(u, *args, **kwargs).indices
+        return _named(kinks, along(kinks, u, *args, **kwargs), indices)
+
+    return found
 
 
 def _sort(
@@ -307,10 +289,10 @@ _REPLACED: dict[str, Any] = {
     "__abs__": Kinks.size,
     "absolute": Kinks.size,
     "l1_loss": _l1_loss,
-    "relu": _relu,
+    "relu": Kinks.positive,
     "leaky_relu": _leaky_relu,
-    "hardtanh": _hardtanh,
-    "relu6": lambda kinks, u, inplace=False: _hardtanh(kinks, u, 0.0, 6.0, inplace),
+    "hardtanh": lambda kinks, u, min_val=-1.0, max_val=1.0: _clamp(kinks, u, min_val, max_val),
+    "relu6": lambda kinks, u: _clamp(kinks, u, 0.0, 6.0),
     "threshold": _threshold,
     "_threshold": _threshold,
     "maximum": _maximum,
@@ -324,8 +306,8 @@ _REPLACED: dict[str, Any] = {
     "amax": _amax,
     "amin": _amin,
     "aminmax": _aminmax,
-    "max": _max,
-    "min": _min,
+    "max": _of_two_or_along(_maximum, _amax),
+    "min": _of_two_or_along(_minimum, _amin),
     "sort": _sort,
     "msort": lambda kinks, u: kinks.ordered(u.movedim(0, -1), len(u)).flip(-1).movedim(-1, 0),
     "topk": _topk,

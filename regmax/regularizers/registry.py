@@ -77,7 +77,9 @@ class Registry:
     def __init__(self, points: list[EntryPoint]) -> None:
         self.faults: list[str] = []
         self._unsaid: list[tuple[str, type[Warning]]] = []
-        self._offers: dict[str, dict[str, list[Offer]]] = {k: defaultdict(list) for k in KINDS}
+        self._offers: dict[str, dict[str, list[Offer]]] = {
+            kind: defaultdict(list) for kind in (*KINDS, "mapping")
+        }
         # one installation can be found through several folders of sys.path
         unique = {(p.name, p.value, _distribution(p)): p for p in points}
         for (_, _, distribution), point in sorted(unique.items()):
@@ -119,9 +121,11 @@ class Registry:
                     fault(f"hook {hook}", error)
                     continue
                 for offer in offers:
-                    known_ones = self._offers[kind][offer.name]
-                    if all(offer.cls is not other.cls for other in known_ones):
-                        known_ones.append(offer)
+                    each = ((kind, offer.name), *(("mapping", name) for name in offer.mappings))
+                    for table, name in each:
+                        known_ones = self._offers[table][name]
+                        if all(offer.cls is not other.cls for other in known_ones):
+                            known_ones.append(offer)
 
     def warn(self, message: str, category: type[Warning]) -> None:
         """Note a fault, of which :meth:`report` warns."""
@@ -155,30 +159,23 @@ class Registry:
         self.get(kind, name)
         return _found(self._offers[kind], name)[0].distribution
 
-    @functools.cached_property
+    @property
     def by_mapping(self) -> dict[str, list[Offer]]:
         """The regularizers that offer each name in ``regmax.functional``."""
-        found: dict[str, list[Offer]] = defaultdict(list)
-        for offer in self.offers("regularizer"):
-            for name in offer.mappings:
-                found[name].append(offer)
-        return dict(found)
+        return dict(self._offers["mapping"])
 
     def mappings(self) -> list[str]:
         """The names in ``regmax.functional`` that one plugin offers."""
-        return sorted(name for name, offers in self.by_mapping.items() if len(offers) == 1)
+        return list(self.names("mapping"))
 
     def mapping(self, name: str) -> type[Any]:
         """The regularizer class of a mapping of ``regmax.functional``."""
-        return self._one(_found(self.by_mapping, name), "mapping", name, self.mappings())
+        return self.get("mapping", name)
 
     def first(self, name: str, *kinds: str) -> tuple[str, type[Any]] | None:
         """The first of the ``kinds`` ("mapping", or of KINDS) that has this name, and its class;
         None if none has. PluginError if several distributions claim the name in these kinds."""
-        tables = {
-            kind: self.by_mapping if kind == "mapping" else self._offers[kind] for kind in kinds
-        }
-        found = {kind: offers for kind in kinds if (offers := _found(tables[kind], name))}
+        found = {kind: offers for kind in kinds if (offers := _found(self._offers[kind], name))}
         offers = [offer for each in found.values() for offer in each]
         if len({offer.distribution for offer in offers}) > 1:
             self._one(offers, " or ".join(found), name, ())
@@ -208,7 +205,7 @@ class Registry:
             hint = f" regmax.{other}(name) makes {', '.join(self.names(other))}.{hint}"
         means = {}
         if kind == "regularizer":
-            means = {mapping: offers[0].name for mapping, offers in self.by_mapping.items()}
+            means = {mapping: each[0].name for mapping, each in self._offers["mapping"].items()}
         return PluginError(
             f"no {kind} is named {clipped(name, 100)!r}{suggestion(name, known, means)}; "
             f"accepted: {', '.join(known) or '(none)'}.{hint}"

@@ -44,10 +44,8 @@ def choose(problem: Problem) -> tuple[list[Solver], str]:
         return [Fista()], "Ω has a penalty: proximal gradient steps"
     if problem.separable:
         return [Newton(), Interior()], "Ω is separable: the dual is one scalar root"
-    if problem.bounds is not None and problem.legendre:
+    if problem.legendre:
         return [Newton(), Interior()], "the slope of Ω is infinite at 0: Newton steps in scores"
     if problem.bounds is not None:
         return [Interior()], "Newton steps between the bounds"
-    if problem.legendre:
-        return [Newton(), Interior()], "the slope of Ω is infinite at 0: Newton steps in log y"
     return [Newton(), Interior()], "Ω is smooth up to the boundary of the simplex"

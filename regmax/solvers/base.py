@@ -231,8 +231,7 @@ def newton(at: Point, support: Tensor | None = None) -> Tensor:
     if support is None or (not transforms.waits(y) and torch.equal(support, current)):
         support = current
     elif problem.legendre:  # a step in log y cannot make a zero positive
-        if problem.bounds is not None:
-            y = at.settled(support | ~current)
+        y = at.settled(support | ~current)
         y = torch.where(support & (y == 0), 1e-3 / y.shape[-1], y)
         at = Point(problem, problem.inside(y))
     else:
@@ -249,6 +248,18 @@ def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
         logs = torch.where(support, inside.log() + step / inside, -torch.inf)
         return simplex.normalize(logs.softmax(-1))
     return simplex.normalize((y + step).clamp_min(0))
+
+
+def tried(problem: Problem, y: Tensor, done: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+    """y, or Newton's step from it in rows that this brings within ``tol``, and the rows that are
+    done. If the support and the groups of y are right, the step reaches y*."""
+    at = problem.at(y)
+    found = certify(at)
+    candidate = newton(at, found.support)
+    other = certify(problem.at(candidate)).error_bound
+    reached = torch.minimum(found.error_bound, other) <= tol
+    better = ~done & (other < found.error_bound) & reached
+    return chosen(better, candidate, y), done | reached
 
 
 def loss(problem: Problem, y: Tensor) -> Tensor:

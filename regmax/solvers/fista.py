@@ -9,10 +9,9 @@ from torch import Tensor
 
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
-from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from ..regularizers.penalty import value_of
-from .base import Solver, chosen, newton
+from .base import Solver, chosen, tried
 
 
 class Fista(Solver):
@@ -21,8 +20,7 @@ class Fista(Solver):
     The step is y⁺ = P_Δ(prox_{tλR}(w + t(z − ∇Ω(w)))) from an extrapolated point w. Beck & Teboulle
     (2009), with step sizes by backtracking per row: an iteration of a row takes the step, or halves
     its size where Ω is more curved than 1/t. The momentum restarts when it points uphill
-    (O'Donoghue & Candès 2015). Every ``CHECK`` iterations a Newton step on the current support
-    (and, with a penalty, on the current groups) is tried. If these are right, it reaches y*.
+    (O'Donoghue & Candès 2015). Every ``CHECK`` iterations a Newton step is tried.
     """
 
     name: ClassVar[str] = "fista"
@@ -39,22 +37,16 @@ class Fista(Solver):
         y = problem.initial()
         problem.observe(y)
         descent = Descent(problem, y)
-        done = torch.zeros_like(y[..., :1], dtype=torch.bool)
-        iterations = torch.zeros(y.shape[:-1], dtype=torch.int64, device=y.device)
+        done = torch.zeros_like(y[..., 0], dtype=torch.bool)
+        iterations = torch.zeros_like(done, dtype=torch.int64)
         for k in range(1, max_iter + 1):
             descent.take(1, 1)
-            y = torch.where(done, y, descent.y)
-            iterations = torch.where(done.squeeze(-1), iterations, k)
+            y = chosen(done, y, descent.y)
+            iterations = torch.where(done, iterations, k)
             problem.observe(y)
             warm = k == 1 and problem.start is not None  # the given start may be the answer
             if k % self.CHECK == 0 or k == max_iter or warm:
-                at = problem.at(y)
-                bound = certify(at).error_bound
-                candidate = newton(at)
-                other = certify(problem.at(candidate)).error_bound
-                reached = torch.minimum(bound, other) <= tol
-                y = chosen(~done.squeeze(-1) & (other < bound) & reached, candidate, y)
-                done = done | reached.unsqueeze(-1)
+                y, done = tried(problem, y, done, tol)
                 if decisions.all_of(done):
                     break
         return y, iterations

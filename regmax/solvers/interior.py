@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..domains import Bounded, Projected
 from ..domains.base import Face
-from ..kernels import decisions, simplex, transforms
+from ..kernels import decisions, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.certificates import certify
 from ..optimality.problem import Problem
@@ -31,15 +31,12 @@ class Interior(Solver):
 
     with μ → 0. Eliminating s gives (H + diag(s/y)) Δy + Δτ 1 = q, 1ᵀΔy = 0: Proposition 1's
     operator with s/y added to the curvature. Upper bounds have multipliers as well, and τ = 0
-    without a sum; Σy ≤ k counts where y without it exceeds k. If the slope is infinite at 0, plain
-    Newton steps in log y from the barycentre are tried too: for an Ω close to an entropy they
-    converge faster.
+    without a sum; Σy ≤ k counts where y without it exceeds k.
     """
 
     name: ClassVar[str] = "interior"
     domains: ClassVar[bool] = True
     SOON: ClassVar[int] = 60
-    DIRECT: ClassVar[int] = 20
     CHECK: ClassVar[int] = 4
     PATIENCE: ClassVar[int] = 2
 
@@ -65,10 +62,8 @@ class Interior(Solver):
         problem.observe(best)
         bound = certify(problem.at(best)).error_bound
         iterations = torch.zeros_like(bound, dtype=torch.int64)
-        count = on.sum(-1, keepdim=True) * len(s)
-        if bounds is not None:
-            count = count.clamp_min(1)
-        direct, idle = y, torch.zeros_like(iterations)
+        count = (on.sum(-1, keepdim=True) * len(s)).clamp_min(1)
+        idle = torch.zeros_like(iterations)
         least = torch.full_like(bound, torch.inf)
         stopped = bound <= tol  # a stopped row does not change any more
         end = 0 if decisions.all_of(stopped) else min(max_iter, 300)
@@ -80,12 +75,8 @@ class Interior(Solver):
             if k % self.CHECK and k < end:
                 continue
             spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # further steps change nothing
-            candidates = [problem.inside(y), _finish(problem, y, s, on)]
-            if problem.legendre and k <= self.DIRECT * self.CHECK:
-                direct = newton(problem.at(direct))
-                candidates.append(direct)
             active, last = ~stopped, bound
-            for candidate in candidates:
+            for candidate in (problem.inside(y), _finish(problem, y, s, on)):
                 trial = certify(problem.at(candidate)).error_bound
                 better = active & (trial < bound)
                 best = torch.where(better.unsqueeze(-1), candidate, best)
@@ -110,15 +101,9 @@ def _finish(problem: Problem, y: Tensor, s: Multipliers, on: Tensor) -> Tensor:
     domain, free = problem.domain, on
     for room, t in zip(domain.rooms(y), s, strict=True):
         free = free & (room > t)
-    if problem.bounds is not None:
-        if problem.legendre:
-            free = free | ~domain.capped(y)
-        return newton(problem.at(problem.inside(domain.settled(y, free))))
-    if not problem.legendre:
-        y = torch.where(free, y, 0)
-    total = y.sum(-1, keepdim=True)
-    y = torch.where(total > 0, y / total.clamp_min(1e-30), simplex.uniform(y, on))
-    return newton(problem.at(y))
+    if problem.legendre:  # no entry is at 0
+        free = free | ~domain.capped(y)
+    return newton(problem.at(problem.inside(domain.settled(y, free))))
 
 
 def _residual(

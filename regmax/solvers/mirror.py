@@ -1,4 +1,4 @@
-"""Newton's method in scores, for a coupled Ω with an infinite slope at 0, between bounds.
+"""Newton's method in scores, for a coupled Ω with an infinite slope at 0.
 
 Ω = e + C, e = Σ e_i(y_i) with the slope of Ω next to 0: e_i'(t) = A_i (t^b_i − 1)/b_i, A_i log t
 where b_i = 0. y is the optimum if it is Π_e(a), the maximiser of ⟨y, a⟩ − e(y) over D, for the
@@ -12,12 +12,9 @@ It is halved until the objective does not rise.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from ..domains import Bounded
 from ..kernels import transforms
 from ..optimality.certificates import certify
 from ..optimality.problem import Problem
@@ -54,13 +51,8 @@ class _Separable:
 
     def best(self, scores: Tensor) -> Tensor:
         """Π_e."""
-        problem, bounds = self._problem, self._problem.bounds
-        model = Powers(problem, scores, torch.ones_like(scores), self._a, self._b, None)
-        tau, y, _ = model.root(None, self._middle)
-        y = problem.domain.inside(y)
-        if isinstance(bounds, Bounded) and bounds.at_most:
-            y = torch.where(tau > 0, replace(bounds, at_most=False).inside(y), y)
-        return y
+        model = Powers(self._problem, scores, torch.ones_like(scores), self._a, self._b, None)
+        return model.root(None, self._middle)[1]
 
 
 def mirrored(problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:

@@ -1,19 +1,18 @@
-"""Newton's method on the optimality condition: on τ alone where ∇²Ω is diagonal, on the support
-otherwise."""
+"""Newton's method on the optimality condition: on τ alone where ∇²Ω is diagonal, in scores where
+the slope of Ω is infinite at 0, on the support otherwise."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..domains import Bounded
-from ..kernels import decisions, simplex, transforms
+from ..kernels import decisions, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Point, Problem
-from .base import Solver, earliest, loss, moved, slack
+from .base import Solver, chosen, earliest, loss, moved, slack
 from .fista import Descent
 from .mirror import mirrored
 from .powers import Powers, below_cap, exponent, filled
@@ -30,14 +29,12 @@ class Newton(Solver):
     Σ y log y. Its first derivative is right for every Ω, so it converges as Newton's method does.
     In the model τ is the root of a monotone function.
 
-    Between bounds a coupled Ω with an infinite slope at 0 takes its steps in scores, by
-    ``mirrored``. On the simplex, and in rows that the root does not solve, the step is
-    J (z − ∇Ω(y)), J the matrix of Proposition 1, which backward reuses. If the slope of Ω is finite
-    at 0, each iteration takes a few FISTA steps, which change the support, and then Newton steps on
-    that support with one factorisation while they improve. A row keeps a Newton step only if its
-    objective does not rise, so it is never worse than with FISTA. If the slope is infinite, every
-    entry stays positive. The steps are then taken in y or in log y and shortened until the
-    objective falls.
+    A coupled Ω with an infinite slope at 0 takes its steps in scores, by ``mirrored``, as do rows
+    that the root does not solve. If the slope of Ω is finite at 0, the step is J (z − ∇Ω(y)), J the
+    matrix of Proposition 1, which backward reuses: each iteration takes a few FISTA steps, which
+    change the support, and then Newton steps on that support with one factorisation while they
+    improve. A row keeps a Newton step only if its objective does not rise, so it is never worse
+    than with FISTA.
     """
 
     name: ClassVar[str] = "newton"
@@ -58,25 +55,25 @@ class Newton(Solver):
         problem.observe(y)
         done = torch.zeros_like(y[..., 0], dtype=torch.bool)
         iterations, spent = torch.zeros_like(done, dtype=torch.int64), 0
-        if problem.bounds is not None and not problem.separable:
+        if not problem.separable and (problem.legendre or problem.bounds is not None):
             return mirrored(problem, tol, max_iter)
         if problem.separable:
             root, done, iterations = _by_root(problem, min(self.ROOT, max_iter))
             spent = self.ROOT
             if problem.bounds is not None or spent >= max_iter or decisions.all_of(done):
                 return root, iterations
-            y = torch.where(done.unsqueeze(-1), root, y)  # far from y* a wrong root is a bad start
-        descent = None if problem.legendre else Descent(problem, y)
+            if problem.legendre:
+                other, more = mirrored(problem, tol, max_iter - spent)
+                return chosen(done, root, other), torch.where(done, iterations, spent + more)
+            y = chosen(done, root, y)  # far from y* a wrong root is a bad start
+        descent = Descent(problem, y)
         small, least = min(tol, 1e-6) / 10, max(1e-12, torch.finfo(y.dtype).eps)
         value, idle = loss(problem, y), torch.zeros_like(iterations)
         for k in range(1, max_iter - spent + 1):
-            if descent is None:
-                new, left = _steps(problem, y, self.STEPS, done)
-            else:
-                descent.take(self.GRADIENT, 2 * self.GRADIENT)
-                new, left = _steps(problem, descent.y, self.STEPS, done)
-                descent.restart(new, (new != descent.y).any(-1, keepdim=True))
-            y = torch.where(done.unsqueeze(-1), y, new)
+            descent.take(self.GRADIENT, 2 * self.GRADIENT)
+            new, left = _steps(problem, descent.y, self.STEPS, done)
+            descent.restart(new, (new != descent.y).any(-1, keepdim=True))
+            y = chosen(done, y, new)
             iterations = torch.where(done, iterations, spent + k)
             problem.observe(y)
             now = loss(problem, y)
@@ -109,9 +106,6 @@ def _by_root(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     for k in range(1, limit + 1):
         model = Powers(problem, z - g, y, h, b, other)
         tau, new, found = model.root(tau, middle)
-        new = problem.domain.inside(new)
-        if bounds is not None and bounds.at_most:
-            new = torch.where(tau > 0, replace(bounds, at_most=False).inside(new), new)
         lifted = new.clamp_min(floor)
         # next to an upper bound, where Ω may be as steep as at 0, the change counts beside u − y
         room = y if bounds is None else torch.minimum(y, bounds.high - y)
@@ -168,19 +162,20 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
     support = at.support & ~done.unsqueeze(-1)
     inverse = at.inverse(support)
     step = inverse(problem.z - at.defined.gradient)
-    length, value = _length(problem, y, step), loss(problem, y)
+    length, value = step.norm(dim=-1), loss(problem, y)
     left = torch.where(length <= 8 * eps, length, torch.inf)
     going = ~done & (length > 8 * eps)
     for k in range(most):
         new = moved(problem, y, step, support)
         slope, now = problem.slope(new), loss(problem, new)
         following = inverse(slope)
-        ahead = _length(problem, new, following)  # NaN where Ω has no slope there
+        ahead = following.norm(dim=-1)  # NaN where Ω has no slope there
         good = going & (now <= value + slack(value)) & (ahead <= 0.5 * length)
-        good = good & ~_lost(problem, y, new, slope)
         failed = going & ~good
         if k == 0 and (transforms.waits(y) or bool(failed.any())):
-            y = _shortened(problem, y, step, support, value, failed)
+            shorter = _searched(problem, y, step, support, failed)
+            falls = failed & (loss(problem, shorter) < value - slack(value))
+            y = chosen(falls, shorter, y)
         keep = good.unsqueeze(-1)
         left = torch.where(good, ahead + _outside(problem, new, slope), left)
         y, step = torch.where(keep, new, y), torch.where(keep, following, step)
@@ -189,36 +184,6 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
         if not transforms.waits(y) and not bool(going.any()):
             break
     return y, left
-
-
-def _shortened(
-    problem: Problem, y: Tensor, step: Tensor, support: Tensor, value: Tensor, where: Tensor
-) -> Tensor:
-    """y, moved in the rows ``where`` by a part of the step that lowers the objective. For a
-    Legendre Ω, in y or in log y: the whole step, a quarter of it, and so on. Otherwise a line
-    search."""
-    if not problem.legendre:
-        new = _searched(problem, y, step, support, where)
-        falls = where & (loss(problem, new) < value - slack(value))
-        return torch.where(falls.unsqueeze(-1), new, y)
-    sizes = 0.25 ** torch.arange(6, dtype=y.dtype, device=y.device)
-    for t in sizes.view(-1, *(1,) * y.ndim).split(6 if transforms.waits(y) else 1):
-        new = moved(problem, y, t * step, support)
-        now = loss(problem, new)
-        plain = torch.where(support, torch.maximum(y + t * step, y / 100), 0)
-        plain = simplex.normalize(plain)
-        other = loss(problem, plain)
-        better = (other < now) | ~torch.isfinite(now)
-        new = torch.where(better.unsqueeze(-1), plain, new)
-        now = torch.where(better, other, now)
-        falls = where & (now < value - slack(value))
-        falls = falls & ~_lost(problem, y, new, problem.slope(new))
-        longest = earliest(falls.unsqueeze(-1), new)
-        y = torch.where(falls.any(0).unsqueeze(-1), longest, y)
-        where = where & ~falls.any(0)
-        if not transforms.waits(y) and not bool(where.any()):
-            break
-    return y
 
 
 def _searched(problem: Problem, y: Tensor, step: Tensor, support: Tensor, where: Tensor) -> Tensor:
@@ -245,26 +210,6 @@ def _searched(problem: Problem, y: Tensor, step: Tensor, support: Tensor, where:
             break
         t = low + (high - low) * fractions
     return moved(problem, y, best * step, support)
-
-
-def _lost(problem: Problem, y: Tensor, new: Tensor, slope: Tensor) -> Tensor:
-    """Whether a step in log y made an entry far too small: below the rounding of y, though r_i > τ
-    says that it must grow. Growing again takes many steps: each changes log y by a constant."""
-    if not problem.legendre:
-        return torch.zeros_like(y[..., 0], dtype=torch.bool)
-    eps = torch.finfo(y.dtype).eps
-    room = 64 * eps * (problem.z.abs().amax(-1, keepdim=True) + 1)
-    above = slope > row_dot(new, slope) + room
-    return (problem.support(y) & (new < eps * y) & above).any(-1)
-
-
-def _length(problem: Problem, y: Tensor, step: Tensor) -> Tensor:
-    """The length of a step: in y, or in log y for a Legendre Ω."""
-    if problem.legendre:
-        inside = torch.where(problem.support(y), y, 1)
-        return (step / inside).abs().amax(-1)
-    length: Tensor = step.norm(dim=-1)
-    return length
 
 
 def _outside(problem: Problem, y: Tensor, slope: Tensor) -> Tensor:

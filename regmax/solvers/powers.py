@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -112,11 +113,11 @@ class Powers:
         return torch.minimum(low, high), high
 
     def root(self, tau: Tensor | None, middle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """τ with Σ t_i(τ) = k, t(τ), and the rows in which it was found: Newton on (Σ t_i)^p inside
-        a bracket. p makes the second derivative of (Σ t_i)^p zero. Between bounds, Σ is over the
-        entries that τ moves and k what the others leave: if that is 0, τ is where the first of
-        these leaves u_i. Every second step tests whether all rows are done; where this would wait,
-        ten steps are taken."""
+        """τ with Σ t_i(τ) = k, the point of D next to t(τ), and the rows in which τ was found:
+        Newton on (Σ t_i)^p inside a bracket. p makes the second derivative of (Σ t_i)^p zero.
+        Between bounds, Σ is over the entries that τ moves and k what the others leave: if that is
+        0, τ is where the first of these leaves u_i. Every second step tests whether all rows are
+        done; where this would wait, ten steps are taken."""
         self.ends = self._thresholds(self.high)
         low, high = self._bracket(middle)
         tau = high if tau is None else torch.minimum(torch.maximum(tau, low), high)
@@ -150,4 +151,7 @@ class Powers:
             tau = torch.where(done, tau, torch.where(safe, trial, low + (high - low) / 2))
             if k % 2 and not waits and bool(done.all()):
                 break
+        t = self.domain.inside(t)
+        if self.bounds is not None and self.bounds.at_most:
+            t = torch.where(tau > 0, replace(self.bounds, at_most=False).inside(t), t)
         return tau, t, done

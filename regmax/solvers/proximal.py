@@ -9,11 +9,10 @@ from torch import Tensor
 
 from ..kernels import decisions, simplex
 from ..kernels.simplex import row_dot
-from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from ..regularizers.penalty import Penalized, proxed, value_of
 from ..regularizers.regularizer import Regularizer
-from .base import Solver, chosen, newton, solve
+from .base import Solver, solve, tried
 from .newton import Newton
 
 
@@ -27,7 +26,7 @@ class Proximal(Solver):
     and y = Π_base(z − u). FISTA on u (Beck & Teboulle 2009): the gradient of max_base is Π_base,
     with Lipschitz constant 1/β, and the prox of the conjugate is v − t prox_{λR/t}(v/t) (Moreau's
     identity). The momentum restarts when it points uphill. Every ``CHECK`` iterations a Newton step
-    on the current support is tried. If the support is right and R is smooth on it, it reaches y*.
+    is tried, which reaches y* if the support is right and R is smooth on it.
     """
 
     name: ClassVar[str] = "proximal"
@@ -73,14 +72,7 @@ class Proximal(Solver):
             iterations = torch.where(done, iterations, k)
             problem.observe(y)
             if k % self.CHECK == 0 or k == max_iter or k == 1:
-                at = problem.at(y)
-                found = certify(at)
-                candidate = newton(at, found.support)
-                other = certify(problem.at(candidate)).error_bound
-                reached = torch.minimum(found.error_bound, other) <= tol
-                better = ~done & (other < found.error_bound) & reached
-                y = chosen(better, candidate, y)
-                done = done | reached
+                y, done = tried(problem, y, done, tol)
                 if decisions.all_of(done):
                     break
         return y, iterations
