@@ -313,7 +313,7 @@ def _row(
             return
         d, copy, scale = job[common.WIDTH], arrays[0], -1.0
         if d <= widest:
-            waits = int(sixteen_rows.own(group, place, 0)[0][LANES * COUNT])
+            waits = sixteen_rows.waiting(group, place)
             copy = sixteen_rows.copy_of(job, 1 + place * LANES + waits, group)
         scores = common.participants(job, r, to - 1, like, copy)
         best, second, bad = _scan(scores, d)
@@ -328,7 +328,7 @@ def _row(
 
     @njit
     def waiting(job: Any, like: Any, arrays: Any, group: Any) -> None:
-        if sixteen_rows.own(group, place, 0)[0][LANES * COUNT] > 0.0:
+        if sixteen_rows.waiting(group, place) > 0:
             together(job, like, arrays, group)
         rest(job, like, arrays, group)
 

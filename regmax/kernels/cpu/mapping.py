@@ -145,7 +145,7 @@ def _rows(
 
     @njit
     def waiting(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
-        if sixteen_rows.own(group, place, APART)[0][LANES * COUNT] > 0.0:
+        if sixteen_rows.waiting(group, place) > 0:
             together(job, like, rows, work, group)
         rest(job, like, rows, work, group)
 

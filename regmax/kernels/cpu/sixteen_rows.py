@@ -212,6 +212,12 @@ def own(group: Any, place: int, apart: int) -> Any:
 
 
 @njit
+def waiting(group: Any, place: int) -> int:
+    """How many rows wait in a room."""
+    return int(group[0][LANES * (place * NUMBERS + COUNT)])
+
+
+@njit
 def copy_of(job: Any, k: int, group: Any) -> Any:
     """The place of a masked copy of a row."""
     return shifted(group[7], k * (job[common.WIDTH] + 2 * LANES))

@@ -4,7 +4,7 @@
 
 maximises ⟨y, z⟩ − Σ m_i c_i e(y_i/m_i) over the simplex. A row takes these steps: the largest of
 its entries in each lane give a bound on τ; the entries that may be above 0 are packed with their
-weights; the root is found in float64, as in :mod:`regmax.kernels.cpu.clipped_rows`. J is that of
+weights; the root is found in float64 (:mod:`regmax.kernels.cpu.root`). J is that of
 :mod:`regmax.kernels.cpu.jacobian` with s_i = m_i/(c_i e''(y_i/m_i)).
 """
 
