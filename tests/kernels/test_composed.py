@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import regmax
-from regmax.mapping.methods.kernel import kernel_of
-from regmax.mapping.methods.prox_then_base import ProxThenBase
+from regmax.mapping.methods.kernel import ProxThenBase, kernel_of
 from regmax.testing.inputs import hard_values
 
 F64 = torch.float64

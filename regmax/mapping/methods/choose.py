@@ -28,6 +28,7 @@ from . import from_value
 from .base import METHODS, Method, Missed, laid_out, method, remember
 from .closed_form import Computed, compute
 from .kernel import (
+    ProxThenBase,
     after_prox,
     bare,
     checked,
@@ -37,7 +38,6 @@ from .kernel import (
     prox_of,
 )
 from .on_domain import Between, OnDomain, bounded, computed
-from .prox_then_base import ProxThenBase
 from .solver import Forward, Settings
 
 # -- plain rows, whose method an earlier call found ------------------------------------------------
