@@ -283,7 +283,9 @@ def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
         return None
     inner, traced, numbers = found
     own = Penalized(traced, omega.penalty, omega.lam)
-    return method(after_prox(omega, inner, rows.x), own, [numbers[0], omega.lam, *numbers[1:]])
+    return method(
+        after_prox(omega, inner, rows.x, False), own, [numbers[0], omega.lam, *numbers[1:]]
+    )
 
 
 def _in_graph(omega: Recorded, gamma: Any) -> tuple[Method, Hyper]:

@@ -28,7 +28,7 @@ from ...regularizers.identity import (
 )
 from ...regularizers.penalty import Penalized, Penalty
 from ...regularizers.regularizer import Regularizer
-from ..rows import constant
+from ..rows import constant, numbered
 
 
 class ProxThenBase(Kernel):
@@ -104,12 +104,18 @@ def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
     return None if kernel is None else after_prox(omega, kernel, x)
 
 
-def after_prox(omega: Penalized, kernel: Kernel, x: Tensor) -> ProxThenBase | None:
-    """The kernel of Ω = base + λR from that of the base, if the prox of R has one."""
+def after_prox(
+    omega: Penalized, kernel: Kernel, x: Tensor, offered: bool = True
+) -> ProxThenBase | None:
+    """The kernel of Ω = base + λR from that of the base, if the prox of R has one; ``offered``:
+    whether the base offers it, so that its θ is that of the base."""
     prox = prox_of(omega.penalty, x)
     if prox is None:
         return None
-    return ProxThenBase(prox, kernel, functools.partial(reach_of, omega.base, x.device))
+    if offered:
+        return ProxThenBase(prox, kernel, functools.partial(reach_of, omega.base, x.device))
+    reach = numbered(omega.base.support_radius(), x)
+    return ProxThenBase(prox, kernel, lambda _: reach)
 
 
 def composes(omega: Regularizer) -> TypeGuard[Penalized]:
