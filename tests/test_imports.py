@@ -151,9 +151,9 @@ def test_no_file_holds_two_ideas():
         assert len(path.read_text().splitlines()) <= 420, path.name
 
 
-FUNCTIONS = 8
-"""Π_Ω, its product with J and max_Ω; sums over shards; losses (2); attention; products whose bits
-do not depend on the batch."""
+FUNCTIONS = 6
+"""Π_Ω, its product with J and max_Ω; sums over shards; losses and attention; products whose bits do
+not depend on the batch."""
 
 
 def test_one_function_differentiates():
@@ -173,7 +173,7 @@ FACTORIES = {
     *("logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "range", "zeros"),
     *("scalar_tensor", "sparse_coo_tensor", "tensor", "tril_indices", "triu_indices"),
 }
-FOLLOW = {"nn/learnable.py", "nn/lengths.py"}
+FOLLOW = {"nn/learnable.py"}
 """Parameters of modules, which torch.device and torch.set_default_device place, as those of
 torch.nn."""
 

@@ -88,8 +88,11 @@ class Region(ABC):
 
 
 class Faced(Region):
-    """A region with bounds for entries, whose faces are known."""
+    """A region with bounds for entries, whose faces are known. Unless said otherwise the lower ones
+    are 0, and the upper ones follow from sums."""
 
+    on: Tensor | None
+    """The entries that take part, None for all."""
     diameter: float | Tensor
     """A bound on ‖y − y'‖₂, (*batch)."""
 
@@ -97,9 +100,16 @@ class Faced(Region):
     def feasible(self, y: Tensor) -> Tensor:
         """The rows, (*batch), in which y is in D up to rounding."""
 
-    @abstractmethod
+    def off(self, y: Tensor) -> Tensor:
+        below = (-y).clamp_min(0)
+        return below if self.on is None else torch.where(self.on, below, y.abs())
+
+    def face(self, y: Tensor) -> Face:
+        return Face(y > 0 if self.on is None else (y > 0) & self.on)
+
     def rooms(self, y: Tensor) -> list[Tensor]:
         """y − l, and u − y where upper bounds do not follow from the sum."""
+        return [y]
 
     @abstractmethod
     def room(self, y: Tensor, rho: Tensor) -> Tensor:
@@ -109,22 +119,22 @@ class Faced(Region):
     def width(self, y: Tensor) -> Tensor:
         """What rounding of the slopes is multiplied by in the duality gap of y."""
 
-    @abstractmethod
     def sided(self, y: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
         """The distance of each entry to its nearer bound, and ρ_i, negated at an upper bound: an
         entry leaves its bound if it is positive."""
+        return y, rho
 
-    @abstractmethod
     def capped(self, y: Tensor) -> Tensor:
         """The entries whose nearer bound is not 0."""
+        return torch.zeros_like(y, dtype=torch.bool)
 
-    @abstractmethod
     def spare(self, y: Tensor, tau: Tensor) -> float | Tensor:
         """τ(k − Σy), (*batch), where the sum may be less than k."""
+        return 0.0
 
-    @abstractmethod
     def settled(self, y: Tensor, free: Tensor) -> Tensor:
         """y with the entries that are not ``free`` at their nearer bounds."""
+        return torch.where(free, y, 0)
 
     @abstractmethod
     def multiplier(self, r: Tensor, y: Tensor, along: Tensor) -> Tensor:

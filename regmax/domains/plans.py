@@ -184,18 +184,11 @@ class Plans(Faced):
         small: float = max(64 * torch.finfo(y.dtype).eps, 1e-11)
         return self.excess(y) > small * torch.maximum(self.rows.amax(-1), self.columns.amax(-1))
 
-    def off(self, y: Tensor) -> Tensor:
-        below = (-y).clamp_min(0)
-        return below if self.on is None else torch.where(self.on, below, y.abs())
-
     def feasible(self, y: Tensor) -> Tensor:
         right: Tensor = (self.off(y) == 0).all(-1) & ~self._wrong(y)
         return right
 
     # -- the optimality condition ------------------------------------------------------------------
-
-    def rooms(self, y: Tensor) -> list[Tensor]:
-        return [y]
 
     def room(self, y: Tensor, rho: Tensor) -> Tensor:
         return torch.where(rho <= 0, y, self.high - y).clamp_min(0)
@@ -205,15 +198,6 @@ class Plans(Faced):
 
     def sided(self, y: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
         return y, rho if self.on is None else torch.where(self.on, rho, -torch.inf)
-
-    def capped(self, y: Tensor) -> Tensor:
-        return torch.zeros_like(y, dtype=torch.bool)
-
-    def spare(self, y: Tensor, tau: Tensor) -> float:
-        return 0.0
-
-    def settled(self, y: Tensor, free: Tensor) -> Tensor:
-        return torch.where(free, y, 0)
 
     def multiplier(self, r: Tensor, y: Tensor, along: Tensor) -> Tensor:
         """α_i + v_j = r where y is large, and ≥ r elsewhere if there are such numbers."""
@@ -241,10 +225,7 @@ class Plans(Faced):
 
     # -- faces -------------------------------------------------------------------------------------
 
-    def face(self, y: Tensor) -> Face:
-        return Face(y > 0 if self.on is None else (y > 0) & self.on)
-
-    movable = face
+    movable = Faced.face
 
     def tangent(self, v: Tensor, face: Face) -> Tensor:
         return self.jacobian(Diagonal(torch.ones_like(v)), v, face)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..kernels import transforms
 from ..kernels.clipped import add
 from ..regularizers import arguments
-from ..regularizers.arguments import first
+from ..regularizers.arguments import first, hyperparameter
 from .bounded import Bounded
 from .domain import Domain
 
@@ -24,6 +24,14 @@ class _Sum(Domain):
     lower: float | Tensor
     upper: float | Tensor | None
     at_most = False
+    optional = "upper"
+    """The one of these that may be None."""
+
+    def __init__(self, total: Any, lower: Any, upper: Any) -> None:
+        super().__init__()
+        for name, item in (("total", total), ("lower", lower), ("upper", upper)):
+            none = item is None and name == self.optional
+            setattr(self, name, item if none else hyperparameter(name, item, *NONNEGATIVE))
 
     @property
     def fixed_total(self) -> bool:
@@ -125,12 +133,7 @@ class Simplex(_Sum):
         lower: float | Tensor = 0.0,
         upper: float | Tensor | None = None,
     ) -> None:
-        super().__init__()
-        self.total = arguments.hyperparameter("total", total, *NONNEGATIVE)
-        self.lower = arguments.hyperparameter("lower", lower, *NONNEGATIVE)
-        if upper is not None:
-            upper = arguments.hyperparameter("upper", upper, *NONNEGATIVE)
-        self.upper = upper
+        super().__init__(total, lower, upper)
 
     @property
     def plain(self) -> bool:
@@ -149,12 +152,7 @@ class AtMost(_Sum):
     at_most = True
 
     def __init__(self, total: float | Tensor = 1.0, upper: float | Tensor | None = None) -> None:
-        super().__init__()
-        self.total = arguments.hyperparameter("total", total, *NONNEGATIVE)
-        self.lower = 0.0
-        if upper is not None:
-            upper = arguments.hyperparameter("upper", upper, *NONNEGATIVE)
-        self.upper = upper
+        super().__init__(total, 0.0, upper)
 
 
 class Box(_Sum):
@@ -165,9 +163,7 @@ class Box(_Sum):
     """
 
     arguments = ("lower", "upper")
+    optional = "total"
 
     def __init__(self, lower: float | Tensor = 0.0, upper: float | Tensor = 1.0) -> None:
-        super().__init__()
-        self.total = None
-        self.lower = arguments.hyperparameter("lower", lower, *NONNEGATIVE)
-        self.upper = arguments.hyperparameter("upper", upper, *NONNEGATIVE)
+        super().__init__(None, lower, upper)

@@ -30,16 +30,8 @@ class Unit(Faced):
     def inside(self, y: Tensor) -> Tensor:
         return simplex.normalize(self._fill(y.clamp_min(0), 0))
 
-    def off(self, y: Tensor) -> Tensor:
-        below = (-y).clamp_min(0)
-        return below if self.on is None else torch.where(self.on, below, y.abs())
-
     def excess(self, y: Tensor) -> Tensor:
         return (y.sum(-1) - 1).abs()
-
-    def face(self, y: Tensor) -> Face:
-        free = y > 0
-        return Face(free if self.on is None else free & self.on)
 
     def feasible(self, y: Tensor) -> Tensor:
         close = self.excess(y) <= 4 * torch.finfo(y.dtype).eps * y.shape[-1] ** 0.5
@@ -47,26 +39,11 @@ class Unit(Faced):
         inside: Tensor = close & right.all(-1)
         return inside
 
-    def rooms(self, y: Tensor) -> list[Tensor]:
-        return [y]
-
     def room(self, y: Tensor, rho: Tensor) -> Tensor:
         return torch.where(rho <= 0, y, torch.inf)
 
     def width(self, y: Tensor) -> Tensor:
         return y
-
-    def sided(self, y: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
-        return y, rho
-
-    def capped(self, y: Tensor) -> Tensor:
-        return torch.zeros_like(y, dtype=torch.bool)
-
-    def spare(self, y: Tensor, tau: Tensor) -> float:
-        return 0.0
-
-    def settled(self, y: Tensor, free: Tensor) -> Tensor:
-        return torch.where(free, y, 0)
 
     def multiplier(self, r: Tensor, y: Tensor, along: Tensor) -> Tensor:
         return along

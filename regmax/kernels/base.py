@@ -292,7 +292,7 @@ class Kernel(ABC):
 class ProxKernel(ABC):
     """The prox of a penalty R in compiled code, pruned for a base; rows as in :class:`Kernel`.
 
-    :class:`regmax.mapping.methods.prox_then_base.ProxThenBase` makes a kernel of it and that of a
+    :class:`regmax.mapping.methods.kernel.ProxThenBase` makes a kernel of it and that of a
     base.
     """
 

@@ -8,6 +8,7 @@ which computes Ω(y) with y.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from ..mapping.methods.kernel import numbers_of
 from ..mapping.methods.solver import Settings
 from ..mapping.methods.traced import Fixed
 from ..mapping.rows import HALF, aligned, flat
+from ..nn import gradients
 from ..regularizers.identity import names_of, valued
 from ..regularizers.regularizer import Regularizer
 from .targets import F64, Target, omega_at
@@ -37,9 +39,11 @@ class Solved(NamedTuple):
     """The derivatives of the losses in γ and θ, (*batch, 2)."""
 
 
-class Reduced(NamedTuple):
+@dataclass
+class Reduced(gradients.Operation):
     """The loss of logits (N, C) and indices (N,) or distributions (N, C) of their dtype, with its
-    reduction. ``general`` computes it with operations that can be differentiated again."""
+    reduction; None where the kernel refuses it. ``general`` computes it with operations that can
+    be differentiated again."""
 
     method: Method
     target: Tensor
@@ -47,11 +51,10 @@ class Reduced(NamedTuple):
     ignore_index: int
     reduction: str
     general: Callable[..., Any]
+    dx: Tensor | None = None
+    """The gradient, that of the sum for the reduction "none"; backward gives it away."""
 
-    def solve(
-        self, x: Tensor, gamma: float, tensors: Sequence[Tensor], learns: bool = False
-    ) -> tuple[Tensor | None, Solved]:
-        """The loss, and its gradient, that of the sum for the reduction "none"."""
+    def forward(self, grad: bool, x: Tensor) -> Any:
         kernel, mean = self.method.kernel, self.reduction == "mean"
         x, target = flat(x), self.target
         numbers = [laid_out(kernel, t, x) for t in self.method.numbers]
@@ -59,20 +62,35 @@ class Reduced(NamedTuple):
         given = (numbers[0], tuple(numbers[1:]), self.label_smoothing, self.ignore_index, mean)
         found = kernel.reduced(x, target, *given)
         if found is None:
-            return None, Solved(None)
-        values, dx, count = found
+            return None, ()
+        values, self.dx, count = found
         if self.reduction == "none":
-            return values.to(x.dtype), Solved(dx)
-        total = values.sum().item() / (max(count, 1) if mean else 1)
-        return x.new_full((), total), Solved(dx)
+            return values.to(x.dtype), ()
+        return x.new_full((), values.sum().item() / (max(count, 1) if mean else 1)), ()
 
-    def reference(self, x: Tensor, gamma: float, tensors: Sequence[Tensor]) -> Tensor:
-        """The same by operations that can be transformed and differentiated."""
+    def backward(
+        self, wants: Sequence[bool], g: Tensor, kept: Sequence[Any], x: Tensor
+    ) -> list[Tensor | None]:
+        if self.dx is None:  # a second backward
+            self.forward(True, x)
+        assert self.dx is not None
+        dx, self.dx = self.dx, None
+        return [scaled(dx, g, x.dtype)]
+
+    def recorded(self, x: Tensor) -> Tensor:
         omega, (gamma, *theta) = self.method.omega, self.method.numbers
         omega = omega.with_tensors(dict(zip(names_of(omega), theta, strict=True)))
         how = {k: getattr(self, k) for k in ("label_smoothing", "ignore_index", "reduction")}
         found: Tensor = self.general(omega, gamma, **how)._general(x, self.target, None)
         return found
+
+
+def scaled(dx: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
+    """g·dx of each row, in the memory of dx where it has this dtype."""
+    if g.ndim == 0 and dx.dtype == dtype and g.item() == 1:
+        return dx
+    out = dx if dx.dtype == dtype else dx.new_empty(dx.shape, dtype=dtype)
+    return torch.mul(dx, g.unsqueeze(-1).to(dx.dtype), out=out)
 
 
 def reduced(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any]) -> Reduced | None:

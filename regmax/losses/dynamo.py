@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import domains
-from ..mapping.dynamo import made, outside, text_of
+from ..mapping.dynamo import in_graph, made, outside, text_of
 from ..mapping.methods.solver import Settings
 from . import fenchel_young
 from .targets import Target
@@ -17,7 +15,8 @@ from .targets import Target
 __all__ = ["losses", "outside", "text_of"]
 
 
-def _losses(
+@in_graph
+def losses(
     text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, domain: Any, *rest: Any
 ) -> Tensor:
     """L_Ω(x; t), one number per row. ``rest``: the parts of t, the rows to skip, Ω's arguments."""
@@ -25,6 +24,3 @@ def _losses(
     omega = made(text, list(rest[len(Target._fields) + 1 :]))
     t, D = Target(*target), domains.made(domain)
     return fenchel_young.losses(omega, x, gamma, dim, mask, t, skip, Settings(), D)
-
-
-losses: Callable[..., Tensor] = torch.compiler.allow_in_graph(_losses)

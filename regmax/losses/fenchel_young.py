@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +27,12 @@ from ..mapping.methods.closed_form import solves
 from ..mapping.methods.kernel import kernel_of
 from ..mapping.methods.solver import Settings
 from ..mapping.rows import HALF, Rows, aligned, computes, prepare
-from ..optimality.jacobian import alias
+from ..nn import gradients
 from ..regularizers import arguments
 from ..regularizers.identity import may_hide, refuse_hidden
 from ..regularizers.regularizer import Regularizer, frozen
 from . import on_domain
-from .by_kernel import Reduced, Solved, from_its_value, of_rows
+from .by_kernel import Solved, from_its_value, of_rows, scaled
 from .targets import F64, Target, times
 
 
@@ -71,27 +71,21 @@ def losses(
         transforms.under_transform((x, gamma, *tensors.values(), *target))
         or transforms.dual_level()
         or not omega.exact
-        or any(_learns(t) for t in target)
+        or any(map(gradients.learns, target))
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
-    task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
     inside, known = tuple(tensors.values()), None
-    learns = torch.is_grad_enabled() and any(_learns(t) for t in (gamma, *inside))
+    learns = torch.is_grad_enabled() and any(map(gradients.learns, (gamma, *inside)))
+    task = _Losses(frozen(omega), tuple(tensors), mask, target, skip, settings, learns)
     if mask is None:
         known = from_its_value(omega, x, gamma, target, skip, settings)
-    known = known or task.by_kernel(x, gamma, inside, learns)
+    task.known = known = known or task.by_kernel(x, gamma, inside)
     if known is None and learns:
         return reference(omega, x, gamma, mask, target, skip, settings)
-    if not torch.is_grad_enabled():
-        return (known or task.solve(x, gamma, inside))[0]
-    out: Tensor = _Loss.apply(task, known, x, gamma, *inside)  # type: ignore[no-untyped-call]
-    if known is None and may_hide(omega):
+    out = gradients.apply(task, x, gamma, *inside)
+    if known is None and torch.is_grad_enabled() and may_hide(omega):
         refuse_hidden(*_uniform(omega, x), mask)
     return out
-
-
-def _learns(t: Any) -> bool:
-    return isinstance(t, Tensor) and t.requires_grad
 
 
 def _uniform(omega: Regularizer, x: Tensor) -> tuple[Regularizer, Tensor]:
@@ -158,8 +152,11 @@ def _number(gamma: Any) -> Any:
     return gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
 
 
-class _Task(NamedTuple):
-    """The losses of rows, without the tensors in which they are differentiated."""
+@dataclass
+class _Losses(gradients.Operation):
+    """The losses of rows, of x, γ and the tensors ``names`` of Ω. Forward computes the gradient in
+    x too, and backward gives it away; a second backward solves again. ``learns``: whether the
+    derivatives in γ and Ω are wanted; ``known``: what :meth:`solve` would return."""
 
     omega: Regularizer
     names: tuple[str, ...]
@@ -167,35 +164,53 @@ class _Task(NamedTuple):
     target: Target
     skip: Tensor | None
     settings: Settings
+    learns: bool
+    known: tuple[Tensor, Solved] | None = None
+    solved: Solved | None = None
+
+    def forward(self, grad: bool, x: Tensor, gamma: Any, *tensors: Tensor) -> tuple[Tensor, Any]:
+        (value, self.solved), self.known = self.known or self.solve(x, gamma, tensors), None
+        return value, ()
+
+    def backward(
+        self, wants: Sequence[bool], g: Tensor, kept: Any, x: Tensor, gamma: Any, *tensors: Tensor
+    ) -> list[Tensor | None]:
+        solved, self.solved = self.solved or self.solve(x, gamma, tensors)[1], None
+        inputs = (x, gamma, *tensors)
+        found: list[Tensor | None] = [None for _ in inputs]
+        if solved.slopes is not None:
+            for i, slope in enumerate(solved.slopes.unbind(-1), start=1):
+                if i < len(inputs) and wants[i]:
+                    found[i] = summed((g * slope).unsqueeze(-1), inputs[i])
+        if wants[0]:
+            found[0] = scaled(solved.dx, g, x.dtype)
+        return found
+
+    def recorded(self, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
+        omega = self.regularizer(tensors)
+        return reference(omega, x, gamma, self.mask, self.target, self.skip, self.settings)
 
     def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
         if not self.names:
             return self.omega
         return self.omega.with_tensors(dict(zip(self.names, tensors, strict=True)))
 
-    def reference(self, x: Tensor, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
-        omega = self.regularizer(tensors)
-        return reference(omega, x, gamma, self.mask, self.target, self.skip, self.settings)
-
     def by_kernel(
-        self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], learns: bool
+        self, x: Tensor, gamma: Any, tensors: Sequence[Tensor]
     ) -> tuple[Tensor, Solved] | None:
-        """As :meth:`solve`, by a kernel that Ω offers, or None. ``learns``: with the derivatives in
-        γ and θ."""
+        """As :meth:`solve`, by a kernel that Ω offers, or None."""
         omega, x = self.regularizer(tensors), x.detach()
         kernel = kernel_of(omega, x)
         if kernel is None or self.settings.solver != "auto":
             return None
         x = x if x.dtype in kernel.dtypes else _wide(x)
         with torch.no_grad(), transforms.full_precision(x.device.type):
-            given = self.mask, self.target, self.skip, learns
+            given = self.mask, self.target, self.skip, self.learns
             return of_rows(kernel, omega, x, gamma, *given)
 
-    def solve(
-        self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], learns: bool = False
-    ) -> tuple[Tensor, Solved]:
+    def solve(self, x: Tensor, gamma: Any, tensors: Sequence[Tensor]) -> tuple[Tensor, Solved]:
         """L and its gradient from one y."""
-        found = self.by_kernel(x, gamma, tensors, learns)
+        found = self.by_kernel(x, gamma, tensors)
         if found is not None:
             return found
         omega, x = self.regularizer(tensors), _wide(x.detach())
@@ -211,70 +226,3 @@ class _Task(NamedTuple):
             if plain is not None and not (transforms.may_look(dx) and bool(plain.all())):
                 dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
         return value, Solved(dx)
-
-
-def reduced(task: Reduced, x: Tensor) -> Tensor | None:
-    """The loss of a task with its reduction, with gradients; None where the kernel refuses it."""
-    if x.requires_grad and torch.is_grad_enabled():
-        found: Tensor | None = _Loss.apply(task, None, x, 0.0)  # type: ignore[no-untyped-call]
-        return found
-    return task.solve(x, 0.0, ())[0]
-
-
-class _Loss(torch.autograd.Function):
-    """Forward computes the gradient in x, and backward returns it. A second backward solves again.
-    Second derivatives are those of the reference implementation."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        task: _Task | Reduced,
-        known: tuple[Tensor, Solved] | None,
-        x: Tensor,
-        gamma: Any,
-        *tensors: Tensor,
-    ) -> Tensor | None:
-        """``known``: what ``task.solve`` would return."""
-        ctx.learns = any(ctx.needs_input_grad[3:])
-        value, ctx.solved = known or task.solve(x, gamma, tensors, ctx.learns)
-        ctx.task, ctx.gamma = task, None if isinstance(gamma, Tensor) else gamma
-        ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        inputs, wanted = list(ctx.saved_tensors), ctx.needs_input_grad[2:]
-        once = type(g) is Tensor and transforms.plain() and not (g.is_meta or transforms.batched(g))
-        again = torch.is_grad_enabled() or not once
-        found: list[Any] = [None for _ in inputs]
-        gamma = inputs[1] if ctx.gamma is None else ctx.gamma
-        if again:
-            free = [i for i, wants in enumerate(wanted) if wants]
-            with torch.enable_grad(), transforms.full_precision(g.device.type):
-                for i in free:
-                    inputs[i] = alias(inputs[i])
-                gamma = inputs[1] if ctx.gamma is None else ctx.gamma
-                total = ctx.task.reference(inputs[0], gamma, inputs[2:])
-                chosen = [inputs[i] for i in free]
-                grads = torch.autograd.grad(total, chosen, g, create_graph=True, allow_unused=True)
-            for i, t in zip(free, grads, strict=True):
-                found[i] = t
-            return None, None, *found
-        if ctx.solved is None:
-            _, ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], ctx.learns)
-        if ctx.solved.slopes is not None:
-            for i, slope in enumerate(ctx.solved.slopes.unbind(-1), start=1):
-                if i < len(inputs) and wanted[i]:
-                    found[i] = summed((g * slope).unsqueeze(-1), inputs[i])
-        if wanted[0]:
-            found[0] = _times(ctx.solved.dx, g, inputs[0].dtype)
-            ctx.solved = None  # the receiver of the gradient may write to its memory
-        return None, None, *found
-
-
-def _times(dx: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
-    """g·dx of each row, in the memory of dx where it has this dtype."""
-    if g.ndim == 0 and dx.dtype == dtype and g.item() == 1:
-        return dx
-    out = dx if dx.dtype == dtype else dx.new_empty(dx.shape, dtype=dtype)
-    return torch.mul(dx, g.unsqueeze(-1).to(dx.dtype), out=out)

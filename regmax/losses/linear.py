@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ..kernels import transforms
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
-from ..nn import chunks
+from ..nn import chunks, gradients
 from ..regularizers.printing import unusual
 from ..regularizers.regularizer import Regularizer
 from . import sharded
@@ -123,14 +124,10 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         target = target.reshape(-1) if indices else target.reshape(len(rows), classes)
         if mask is not None and mask.shape[:-1].numel() > 1:
             mask = mask.expand(*batch, classes).reshape(len(rows), classes)
-        learned = [t for t in (*self.omega.tensors().values(), self.gamma) if _learns(t)]
-        given = (rows, weight, bias, target, mask, *learned)
-        if not torch.is_grad_enabled():
-            given = tuple(map(_detached, given))
-        if transforms.under_transform(given) or _learns(target) or self._by_row():
+        given = (rows, weight, bias, target, mask, self.gamma, *self.omega.tensors().values())
+        if transforms.under_transform(given) or gradients.learns(target) or self._by_row():
             return self._losses(self._linear(rows, weight, bias), target, mask)
-        found: Tensor = _Linear.apply(self, *given)  # type: ignore[no-untyped-call]
-        return found
+        return gradients.apply(_Chunks(self, hidden.device.type), *given)
 
     def _linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The logits of some rows before the cap."""
@@ -166,101 +163,110 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         return f"{', '.join([super().__repr__()[:-1], *own])})"
 
 
-def _learns(t: Any) -> bool:
-    return isinstance(t, Tensor) and t.requires_grad
-
-
 def _detached(t: Any) -> Any:
     return t.detach() if isinstance(t, Tensor) else t
 
 
-class _Linear(torch.autograd.Function):
-    """The losses of rows, chunk by chunk. Forward keeps each chunk's gradient in the logits where
-    few of its numbers are not 0, and else adds its products to ``sums`` if the losses are reduced:
-    their factor is then one number, which backward knows. Backward computes the other chunks
-    again."""
+class _Chunks(gradients.Operation):
+    """The losses of rows, chunk by chunk, of hidden, weight, bias, target, mask, γ and the tensors
+    of Ω. Forward keeps each chunk's gradient in the logits where few of its numbers are not 0, and
+    else adds its products to ``sums`` if the losses are reduced: their factor is then one number,
+    which backward knows. Backward computes the other chunks again."""
 
-    @staticmethod
-    def forward(ctx: Any, loss: LinearFenchelYoungLoss, *given: Any) -> Tensor:
-        hidden, weight, bias, target, mask, *learned = given
-        ctx.loss, ctx.autocast = loss, _autocast(hidden.device.type)
-        ctx.save_for_backward(*given)
-        ctx.step = loss._step(len(weight))
-        ctx.kept, ctx.sums, ctx.left = [], None, []
-        keep, few = any(ctx.needs_input_grad), not learned
-        values = [hidden.new_empty(0, dtype=torch.float64)]
-        for i in range(0, len(hidden), ctx.step):
-            rows = slice(i, i + ctx.step)
-            logits = loss._linear(hidden[rows], weight, bias)
-            with torch.set_grad_enabled(keep):
-                logits.requires_grad_(keep)
-                each = loss._losses(logits, target[rows], _of_rows(mask, rows))
-            values.append(each.detach())
-            if not keep:
-                ctx.left.append(i)
+    def __init__(self, loss: LinearFenchelYoungLoss, device: str) -> None:
+        self.loss, self.device = loss, device
+        self.dtype = transforms.autocasting(device) and torch.get_autocast_dtype(device)
+        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.sums: _Sums | None = None
+        self.left: Iterable[int] = ()
+
+    def forward(self, grad: bool, *given: Any) -> tuple[Tensor, Sequence[Any]]:
+        hidden, weight, *_ = given
+        step, few = self.loss._step(len(weight)), not any(map(gradients.learns, given[5:]))
+        values, left = [hidden.new_empty(0, dtype=torch.float64)], []
+        for i in range(0, len(hidden), step):
+            rows = slice(i, i + step)
+            value, d, more = self._chunk(rows, given, grad)
+            values.append(value)
+            if d is None:
+                left.append(i)
                 continue
-            inputs, ones = [logits, *learned], torch.ones_like(each)
-            d, *more = torch.autograd.grad(each, inputs, ones, allow_unused=True)
-            found = loss._kept(_entries(d, i)) if few else None
+            found = self.loss._kept(_entries(d, i)) if few else None
             few = found is not None  # where a chunk has many, the next ones have
             if found is not None:
-                ctx.kept.append(found)
-            elif loss.reduction == "none":
-                keep = False
-                ctx.left.append(i)
+                self.kept.append(found)
+            elif self.loss.reduction == "none":
+                grad = False
+                left.append(i)
             else:
-                ctx.sums = ctx.sums or _Sums(given, ctx.needs_input_grad[1:])
-                ctx.sums.add(rows, d, more)
-            del logits, each, inputs, d  # before the next ones
-        return torch.cat(values)
+                self.sums = self.sums or _Sums(given, [*map(gradients.learns, given)])
+                self.sums.add(rows, d, more)
+            del d  # before the next one
+        self.left = left
+        return torch.cat(values), ()
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        given, wants = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        hidden, weight, bias, target, mask, *learned = given
-        device = hidden.device.type
-        if torch.is_grad_enabled():
-            with torch.autocast(device, ctx.autocast or None, bool(ctx.autocast)):
-                logits = ctx.loss._linear(hidden, weight, bias)
-            each = ctx.loss._losses(logits, target, mask)
-            inputs = [t for t, w in zip(given, wants, strict=True) if w]
-            grads = iter(torch.autograd.grad(each, inputs, g, create_graph=True, allow_unused=True))
-            return None, *(next(grads) if w else None for w in wants)
-        left, sums = ctx.left, ctx.sums
+    def _chunk(
+        self, rows: slice, given: Any, grad: bool, g: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, list[Any]]:
+        """The losses of some rows, and the gradients of the logits and of what learns after the
+        mask."""
+        hidden, weight, bias, target, mask, *numbers = given
+        logits = self._logits(hidden[rows].detach(), weight.detach(), _detached(bias))
+        with torch.set_grad_enabled(grad):
+            logits.requires_grad_(grad)
+            each = self.loss._losses(logits, target[rows], _of_rows(mask, rows))
+        if not grad:
+            return each.detach(), None, []
+        inputs = [logits, *filter(gradients.learns, numbers)]
+        g = torch.ones_like(each) if g is None else g[rows]
+        d, *more = torch.autograd.grad(each, inputs, g, allow_unused=True)
+        return each.detach(), d, more
+
+    def _logits(self, *given: Any) -> Tensor:
+        with torch.autocast(self.device, self.dtype or None, bool(self.dtype)):
+            return self.loss._linear(*given)
+
+    def backward(
+        self, wants: Sequence[bool], g: Tensor, kept: Sequence[Any], *given: Any
+    ) -> list[Any]:
+        hidden, weight, *_ = given
+        step, left, sums = self.loss._step(len(weight)), self.left, self.sums
         if sums is None:
             sums = _Sums(given, wants)
         else:
             sums.scale(g[0])
-            ctx.sums, ctx.left = None, range(0, len(hidden), ctx.step)  # sums are given away
-        if ctx.kept:
-            sums.add_sparse(ctx.kept, g)
+            self.sums, self.left = None, range(0, len(hidden), step)  # sums are given away
+        if self.kept:
+            sums.add_sparse(self.kept, g)
         for i in left:
-            rows = slice(i, i + ctx.step)
-            with torch.autocast(device, ctx.autocast or None, bool(ctx.autocast)):
-                logits = ctx.loss._linear(hidden[rows].detach(), weight.detach(), _detached(bias))
-            with torch.enable_grad():
-                logits.requires_grad_()
-                each = ctx.loss._losses(logits, target[rows], _of_rows(mask, rows))
-                inputs = [logits, *learned]
-                d, *more = torch.autograd.grad(each, inputs, g[rows], allow_unused=True)
+            rows = slice(i, i + step)
+            _, d, more = self._chunk(rows, given, True, g)
+            assert d is not None
             sums.add(rows, d, more)
-        return None, *sums.totals()
+            del d
+        return sums.totals(wants)
+
+    def recorded(self, *given: Any) -> Tensor:
+        hidden, weight, bias, target, mask, gamma, *tensors = given
+        omega = self.loss.omega
+        omega = omega.with_tensors(dict(zip(omega.tensors(), tensors, strict=True)))
+        logits = self._logits(hidden, weight, bias)
+        return self.loss._with(omega, gamma)._losses(logits, target, mask)
 
 
 class _Sums:
     """The gradients of hidden, weight, bias and what learns in Ω: D W, Dᵀ h, Dᵀ 1, … for the
     gradient D of the logits."""
 
-    def __init__(self, given: Any, wants: Any) -> None:
-        self.given = [_detached(t) for t in given]
-        hidden, weight, _, _, _, *learned = self.given
+    def __init__(self, given: Any, wants: Sequence[bool]) -> None:
+        hidden, weight, *_ = given
         wide = torch.float32 if weight.dtype in HALF else weight.dtype
-        self.h, self.w = hidden.to(wide), weight.to(wide)
+        self.h, self.w = hidden.detach().to(wide), weight.detach().to(wide)
         self.sums: list[Any] = [
             torch.zeros_like(t, dtype=wide) if want else None
-            for t, want in zip(self.given[:3], wants, strict=False)
+            for t, want in zip(given[:3], wants, strict=False)
         ]
-        self.learned = [torch.zeros_like(t) for t in learned]
+        self.learned = [torch.zeros_like(t) for t in given[5:] if gradients.learns(t)]
 
     def add(self, rows: slice, d: Tensor, learned: list[Any]) -> None:
         """Add the products of the gradient of some rows."""
@@ -292,19 +298,10 @@ class _Sums:
             if t is not None:
                 t *= g.to(t.dtype)
 
-    def totals(self) -> list[Any]:
+    def totals(self, wants: Sequence[bool]) -> list[Any]:
         """The gradients of all inputs."""
-        pairs = zip(self.sums, self.given[:3], strict=True)
-        return [
-            *(None if t is None else t.to(like.dtype) for t, like in pairs),
-            *(None, None),
-            *self.learned,
-        ]
-
-
-def _autocast(device: str) -> Any:
-    """The dtype of autocast, or False."""
-    return transforms.autocasting(device) and torch.get_autocast_dtype(device)
+        learned = iter(self.learned)
+        return [*self.sums, None, None, *(next(learned) if w else None for w in wants[5:])]
 
 
 def _of_rows(mask: Tensor | None, rows: slice) -> Tensor | None:

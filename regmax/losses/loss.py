@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,12 @@ from ..kernels import transforms
 from ..kernels.transforms import may_look, outside_inference
 from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
+from ..nn import gradients
 from ..nn.layer import RegularizedMax
 from ..regularizers import arguments
 from ..regularizers.arguments import first
 from ..regularizers.printing import called, show, unusual
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, copied
 from ..solvers import Solver
 from . import fenchel_young, sharded
 from .by_kernel import reduced
@@ -136,7 +137,7 @@ class FenchelYoungLoss(nn.Module):
         """The loss of logits: a number, or one number per target with reduction "none"."""
         if mask is None and self.mapping.domain is None:
             task = reduced(self, input, target, FenchelYoungLoss)
-            found = None if task is None else fenchel_young.reduced(task, input)
+            found = None if task is None else gradients.apply(task, input)
             if found is not None:
                 return found
         return self._general(input, target, mask)
@@ -209,6 +210,17 @@ class FenchelYoungLoss(nn.Module):
             return outside
         recorded = x, self.gamma, dim, mask, domains.told(domain), *target, skip
         return dynamo.losses(text, *recorded, *inside)
+
+    def _with(self, omega: Regularizer, gamma: Any) -> Self:
+        """The same loss of another Ω and γ, in the place of this one's."""
+        own: Self = copied(self)
+        mapping = copied(self.mapping)
+        own._modules["mapping"] = mapping
+        mapping._modules["omega"] = omega
+        for store in (mapping._parameters, mapping._buffers):
+            store.pop("gamma", None)
+        mapping.__dict__["gamma"] = gamma
+        return own
 
     def _dtype(self, logits: Tensor, target: Tensor) -> torch.dtype:
         """Cross-entropy's dtype: float32 under autocast; distributions may widen it."""

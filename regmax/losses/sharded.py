@@ -100,13 +100,7 @@ def _in_parts(omega: Regularizer) -> bool:
 
 def _part(module: Any, at: Placed, omega: Regularizer) -> Any:
     """The loss with the parts of Ω, γ and the weights that belong to the logits of this device."""
-    own = copied(module)
-    own._modules["mapping"] = copied(module.mapping)
-    own.mapping._modules["omega"] = omega
-    gamma = at.of("gamma", module.gamma)
-    for store in (own.mapping._parameters, own.mapping._buffers):
-        store.pop("gamma", None)
-    own.mapping.__dict__["gamma"] = gamma
+    own = module._with(omega, at.of("gamma", module.gamma))
     own._buffers["weight"] = at.of("weight", module.weight, per_row=False)
     own.at = at if at.along is not None else None
     own.parts = True

@@ -42,7 +42,10 @@ def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Te
     """Π_Ω of rows as the user gives them, in operations of ATen."""
     try:
         with _Constants():
-            return _argmax(omega, gamma, x, mask)
+            # in float64: in float32 the rounding of x/γ moves entries to and from 0
+            rows = prepare(omega, x, gamma, -1, mask, wide=True)
+            number = transforms.number(rows.gamma, rows.x)
+            return rows.restore(_formula(rows.omega, rows.x, number, rows.mask))
     except Exception as error:  # a plugin's code may raise anything
         raise NotImplementedError(
             f"{omega} has no form in operations of ATen, which ONNX, AOTInductor, ExecuTorch "
@@ -61,13 +64,6 @@ class _Constants(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], int | float):
             return torch.full((), *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
-
-
-def _argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:
-    # in float64: in float32 the rounding of x/γ moves entries to and from 0
-    rows = prepare(omega, x, gamma, -1, mask, wide=True)
-    gamma = transforms.number(rows.gamma, rows.x)
-    return rows.restore(_formula(rows.omega, rows.x, gamma, rows.mask))
 
 
 def _formula(omega: Regularizer, x: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:

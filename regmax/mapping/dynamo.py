@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ from .methods.closed_form import has_formula, has_inverse
 from .methods.solver import Settings
 from .operator import not_recordable
 
+F = TypeVar("F", bound=Callable[..., Any])
+in_graph: Callable[[F], F] = torch.compiler.allow_in_graph
+_constant: Callable[[F], F] = torch.compiler.assume_constant_result
 _READ: dict[str, Reading] = {}
 """What was read of values, by its text."""
 
@@ -38,7 +41,8 @@ def made(text: str, arguments: list[Any]) -> Regularizer:
     return omega
 
 
-def _mapping(
+@in_graph
+def mapping(
     text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, domain: Any, *arguments: Any
 ) -> Tensor:
     """Π_Ω(x), Ω the expression of that text with these arguments; ``domain``: as
@@ -47,6 +51,7 @@ def _mapping(
     return evaluate.mapping(omega, x, gamma, dim, mask, Settings(), D)
 
 
+@in_graph
 def _smooth_max(
     text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, domain: Any, *arguments: Any
 ) -> Tensor:
@@ -55,11 +60,7 @@ def _smooth_max(
     return evaluate.maximum(omega, x, gamma, dim, mask, Settings(), D)
 
 
-mapping: Callable[..., Tensor] = torch.compiler.allow_in_graph(_mapping)
-CALLS: dict[str, Callable[..., Tensor]] = {
-    "mapping": mapping,
-    "max": torch.compiler.allow_in_graph(_smooth_max),
-}
+CALLS: dict[str, Callable[..., Tensor]] = {"mapping": mapping, "max": _smooth_max}
 
 
 def text_of(
@@ -93,18 +94,21 @@ def records(cls: type[Regularizer], domain: Domain | None) -> bool:
     return formula and bool(domains.told(domain))
 
 
-def _text_of_form(form: tuple[Any, ...]) -> tuple[str, list[str]]:
+@_constant
+def of_form(form: tuple[Any, ...]) -> tuple[str, list[str]]:
     try:
         return serialize.text(form)
     except TypeError:
         return "", []
 
 
-def _text(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
+@_constant
+def _of_object(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     return ("", []) if not_recordable(omega, settings) else serialize.text_of(omega)
 
 
-def _text_of_value(omega: Regularizer, *_: Any) -> tuple[str, list[str]]:
+@_constant
+def _of_value(omega: Regularizer, *_: Any) -> tuple[str, list[str]]:
     """The text of what a value is; the further arguments are what it was read with."""
     try:
         found = read(omega)
@@ -114,9 +118,8 @@ def _text_of_value(omega: Regularizer, *_: Any) -> tuple[str, list[str]]:
     return found.text, list(omega.tensors(fixed=True))
 
 
-def _text_of_name(
-    named: Callable[[str], Regularizer], name: str, domain: bool
-) -> tuple[str, list[Any]]:
+@_constant
+def of_name(named: Callable[[str], Regularizer], name: str, domain: bool) -> tuple[str, list[Any]]:
     """The text of the regularizer ``named(name)``, and its arguments, which are numbers;
     ``domain``: on another domain than the simplex."""
     return ("", []) if domain and not has_inverse(named(name)) else text_of(named(name), Settings())
@@ -136,14 +139,6 @@ def _fixed(item: Any) -> Any:
     if isinstance(item, tuple):
         return tuple([_fixed(each) for each in item])
     return item.hex() if isinstance(item, float) else item
-
-
-_of_value: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(
-    _text_of_value
-)
-of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text_of_form)
-_of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text)
-of_name: Callable[..., tuple[str, list[Any]]] = torch.compiler.assume_constant_result(_text_of_name)
 
 
 def _outside(function: Callable[..., Any], *arguments: Any) -> Any:

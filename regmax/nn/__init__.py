@@ -14,8 +14,7 @@ from .attention import attention, attention_weights, explain_attention
 from .beam import Found, beam_search
 from .layer import RegularizedMax
 from .layer_jacobian import Jacobian
-from .learnable import AdaptiveEntmax, Between, Learnable, Positive
-from .lengths import LengthScaled
+from .learnable import AdaptiveEntmax, Between, Learnable, LengthScaled, Positive
 from .multihead import MultiheadAttention
 
 __all__ = [

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
+from ..optimality.jacobian import alias
 
 
 class Operation(ABC):
     """A function of tensors and other arguments, all ``given`` in one order. It keeps none of
-    them itself. Autocast is off inside."""
+    them itself, and serves one call of :func:`apply`. Autocast is off inside."""
 
     @abstractmethod
     def forward(self, grad: bool, *given: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
@@ -72,9 +73,11 @@ class _ByHand(torch.autograd.Function):
 def _recorded(
     operation: Operation, given: list[Any], wants: Sequence[bool], g: Tensor
 ) -> list[Tensor | None]:
-    """The gradients by autograd, with a graph where it records one."""
+    """The gradients by autograd, with a graph where it records one. One of ``given`` may depend on
+    another: only the direct dependence is wanted."""
     again = torch.is_grad_enabled()
-    own = given if again else leaves(given, wants)
+    pairs = zip(given, wants, strict=True)
+    own = [alias(t) if w else t for t, w in pairs] if again else leaves(given, wants)
     with torch.enable_grad():
         out = operation.recorded(*own)
     learnt = [t for t, w in zip(own, wants, strict=True) if w]

@@ -13,7 +13,7 @@ from ..domains import Domain
 from ..regularizers.arguments import POSITIVE, hyperparameter
 from ..regularizers.printing import called, unusual
 from .attention import attention
-from .lengths import LengthScaled
+from .learnable import LengthScaled
 from .omega import Omega, fresh
 from .whole import Inputs, Options, attended, materialized, refuse_subclasses, scale_of
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import regmax
-from regmax.mapping.methods.kernel import kernel_of
-from regmax.mapping.methods.prox_then_base import ProxThenBase
+from regmax.mapping.methods.kernel import ProxThenBase, kernel_of
 from regmax.testing.inputs import hard_values
 
 F64 = torch.float64
@@ -144,3 +143,28 @@ def test_a_table_follows_a_prox(monkeypatch):
     w = torch.where(on, omega.penalty.average(w, moved.detach(), on), 0)
     torch.testing.assert_close(y, expected, atol=1e-8, rtol=0)
     torch.testing.assert_close(dx, w, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_the_reach_of_a_base_by_its_value(learns):
+    """It is that of the base: the kernel's θ is what was read of the value, here w²."""
+
+    class Own(regmax.Regularizer):
+        hyperparameters = ("w",)
+
+        def __init__(self, w):
+            super().__init__()
+            self.w = w
+
+        def value(self, y):
+            return (self.w.square() * y.square()).sum(-1) / 2
+
+        def support_radius(self):
+            return self.w.square().reshape(-1)
+
+    x = torch.randn(5, 30, dtype=torch.float64)
+    w = torch.tensor(0.3, dtype=torch.float64, requires_grad=learns)
+    penalty = 0.05 * regmax.penalty("tv")
+    y = regmax.RegularizedMax(Own(w) + penalty)(x)
+    expected = regmax.RegularizedMax(0.09 * regmax.regularizer("gini") + penalty)(x)
+    torch.testing.assert_close(y.detach(), expected, atol=1e-12, rtol=0)

@@ -14,8 +14,7 @@ import regmax
 from regmax import kernels, losses
 from regmax.functional import entmax, entmax15, fusedmax, oscarmax, pnormmax, softmax, sparsemax
 from regmax.kernels.cpu import threads
-from regmax.mapping.methods.kernel import kernel_of
-from regmax.mapping.methods.prox_then_base import ProxThenBase
+from regmax.mapping.methods.kernel import ProxThenBase, kernel_of
 
 pytest.importorskip("numba", reason="the CPU kernels need numba")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -117,6 +119,19 @@ def test_backward_twice_and_frozen_inputs(reduction):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_second_derivatives_of_tied_weights():
+    """``hidden`` depends on ``weight``, as with embeddings: no gradient is doubled."""
+    _, weight, target, bias = inputs()
+    found, omega = [], regmax.regularizer("tsallis", alpha=torch.tensor(1.3).requires_grad_())
+    learnt = weight, bias, omega.alpha
+    for loss in (LinearFenchelYoungLoss(omega, chunk=4), functools.partial(two_steps, omega)):
+        value = loss(weight[:ROWS].sin(), weight, target, bias)
+        each = torch.autograd.grad(value, learnt, create_graph=True)
+        found.append((*each, *torch.autograd.grad(sum(g.square().sum() for g in each), learnt)))
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_a_hidden_tensor_that_learns_is_refused():
     w = torch.ones(CLASSES, dtype=F64, requires_grad=True)
 
@@ -160,10 +175,11 @@ def test_only_the_support_is_kept():
     hidden, weight, target, bias = inputs(30.0)
     loss = LinearFenchelYoungLoss(OMEGAS["sparsemax"], chunk=4)(hidden, weight, target, bias)
     node = loss.grad_fn
-    while not hasattr(node, "kept"):
+    while not hasattr(node, "operation"):
         node = node.next_functions[0][0]
-    assert len(node.kept) == 4
-    assert sum(values.numel() for _, values in node.kept) < ROWS * CLASSES / 8
+    kept = node.operation.kept
+    assert len(kept) == 4
+    assert sum(values.numel() for _, values in kept) < ROWS * CLASSES / 8
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from . import from_value
 from .base import METHODS, Method, Missed, laid_out, method, remember
 from .closed_form import Computed, compute
 from .kernel import (
+    ProxThenBase,
     after_prox,
     bare,
     checked,
@@ -37,7 +38,6 @@ from .kernel import (
     prox_of,
 )
 from .on_domain import Between, OnDomain, bounded, computed
-from .prox_then_base import ProxThenBase
 from .solver import Forward, Settings
 
 # -- plain rows, whose method an earlier call found ------------------------------------------------
@@ -283,7 +283,9 @@ def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
         return None
     inner, traced, numbers = found
     own = Penalized(traced, omega.penalty, omega.lam)
-    return method(after_prox(omega, inner, rows.x), own, [numbers[0], omega.lam, *numbers[1:]])
+    return method(
+        after_prox(omega, inner, rows.x, False), own, [numbers[0], omega.lam, *numbers[1:]]
+    )
 
 
 def _in_graph(omega: Recorded, gamma: Any) -> tuple[Method, Hyper]:

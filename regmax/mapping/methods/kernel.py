@@ -1,14 +1,21 @@
-"""The kernels that an Ω offers, alone or after the prox of a penalty, and their arguments."""
+"""The kernels that an Ω offers, alone or after the prox of a penalty, and their arguments.
+
+The theorem Π_{base+λR} = Π_base ∘ γ prox_{λR}(·/γ) is in :mod:`regmax.regularizers.penalty`. y has
+the groups of the prox, and the chain rule needs only these: J = P J_base, with P the averages over
+the groups, and ∂/∂λ = −⟨Jv, u⟩ with u ∈ ∂R(y) (Niculae & Blondel 2017, Prop. 3).
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeGuard
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
 
 from ...kernels import Kernel, ProxKernel, asked
+from ...kernels.base import Hyper
 from ...regularizers import arguments
 from ...regularizers.expressions import Scaled
 from ...regularizers.identity import (
@@ -21,8 +28,64 @@ from ...regularizers.identity import (
 )
 from ...regularizers.penalty import Penalized, Penalty
 from ...regularizers.regularizer import Regularizer
-from ..rows import constant
-from .prox_then_base import ProxThenBase
+from ..rows import constant, numbered
+
+
+class ProxThenBase(Kernel):
+    """The kernel of base + λR from the prox of R and the kernel of the base; θ = (λ, θ of the
+    base).
+
+    ``reach``: ρ for θ of the base, such that Π_base is 0 where a score is γρ or more below the
+    largest; entries that this decides take no part in the prox.
+    """
+
+    dtypes: ClassVar[tuple[torch.dtype, ...]]
+
+    def __init__(self, prox: ProxKernel, base: Kernel, reach: Callable[[Hyper], Tensor]) -> None:
+        self.first, self.base, self.reach = prox, base, reach
+        self.name, self.dtypes, self.raw = base.name, base.dtypes, base.raw  # type: ignore[misc]
+
+    def compile(self, dtype: torch.dtype) -> None:
+        self.first.compile(dtype)
+        self.base.compile(dtype)
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        lam, *own = theta
+        if (step := self.first.step) is not None:
+            found = self.base.forward_after(step, x, gamma, lam, tuple(own), mask)
+            if found is not None:
+                return found
+        reach = self.reach(tuple(own))
+        scores, part = self.first.prox(x, gamma, lam, reach, mask)
+        if not self.raw:  # a score as low as the base maps to 0 may be lower, and is finite
+            scores = scores.clamp(min=-2 * (gamma * reach).view(-1, 1).to(scores))
+            scores, part = scores if mask is None else torch.where(mask, scores, 0), mask
+        y, _ = self.base.forward(scores, gamma, tuple(own), None if self.raw else mask)
+        return y, part
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        if (step := self.first.step) is not None:
+            found = self.base.backward_after(step, y, v, gamma, theta[0], theta[1:], mask, hyper)
+            if found is not None:
+                return found
+        # averages first: J of the base may magnify what they cancel (α > 2, next to a zero)
+        v, _ = self.first.averages(y, v, mask, False)
+        w, inside = self.base.backward(y, v, gamma, theta[1:], None, hyper)
+        if inside is None:
+            return w, None
+        _, dlam = self.first.averages(y, w, mask, True)
+        assert dlam is not None
+        return w, (dlam * gamma, *inside)
 
 
 def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
@@ -41,12 +104,18 @@ def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
     return None if kernel is None else after_prox(omega, kernel, x)
 
 
-def after_prox(omega: Penalized, kernel: Kernel, x: Tensor) -> ProxThenBase | None:
-    """The kernel of Ω = base + λR from that of the base, if the prox of R has one."""
+def after_prox(
+    omega: Penalized, kernel: Kernel, x: Tensor, offered: bool = True
+) -> ProxThenBase | None:
+    """The kernel of Ω = base + λR from that of the base, if the prox of R has one; ``offered``:
+    whether the base offers it, so that its θ is that of the base."""
     prox = prox_of(omega.penalty, x)
     if prox is None:
         return None
-    return ProxThenBase(prox, kernel, functools.partial(reach_of, omega.base, x.device))
+    if offered:
+        return ProxThenBase(prox, kernel, functools.partial(reach_of, omega.base, x.device))
+    reach = numbered(omega.base.support_radius(), x)
+    return ProxThenBase(prox, kernel, lambda _: reach)
 
 
 def composes(omega: Regularizer) -> TypeGuard[Penalized]:
