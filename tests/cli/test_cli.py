@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from omegas import Demanding, Raises
 
 import regmax
 from regmax.cli import demo, listing, main, scores, validate
@@ -58,27 +59,6 @@ class Lie(regmax.Regularizer):
     def closed_form(self, x, gamma, mask=None):
         y = regmax.kernels.simplex.project(x / gamma, mask)
         return (y + 1e-5 * (y > 0)) / (1 + 1e-5 * (y > 0).sum(-1, keepdim=True))
-
-
-class Raises(regmax.Regularizer):
-    """An Ω whose code fails."""
-
-    name = "raises"
-
-    def value(self, y):
-        raise ZeroDivisionError("a fault of the plugin")
-
-
-class Demanding(regmax.Regularizer):
-    """An Ω that has no default for its hyperparameter."""
-
-    name = "demanding"
-
-    def __init__(self, price):
-        self.price = price
-
-    def value(self, y):
-        return self.price * y.square().sum(-1)
 
 
 def offer(monkeypatch, extra):

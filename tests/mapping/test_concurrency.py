@@ -11,6 +11,7 @@ import threading
 
 import pytest
 import torch
+from omegas import Quadratic
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -36,14 +37,6 @@ class Separable(regmax.Regularizer):
 
     def value(self, y):
         return (self.w * y.square() + y.pow(4)).sum(-1)
-
-
-class Quadratic(regmax.Regularizer):
-    def __init__(self, a):
-        self.a = a
-
-    def value(self, y):
-        return ((y @ self.a) * y).sum(-1) / 2
 
 
 def learnt(value):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mapping_checks import normal as random
+from omegas import Quadratic, Quartic
 from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
@@ -11,19 +12,6 @@ from regmax.regularizers import curvature
 from regmax.regularizers.curvature import Dense, Diagonal, DiagonalPlusRankOne, MatrixFree
 
 F64 = torch.float64
-
-
-class Quadratic(Regularizer):
-    def __init__(self, q):
-        self.q = q
-
-    def value(self, y):
-        return ((y @ self.q) * y).sum(-1) / 2 + y.pow(3).sum(-1) / 3
-
-
-class Separable(Regularizer):
-    def value(self, y):
-        return y.square().sum(-1) / 2 + y.pow(4).sum(-1)
 
 
 class RankOne(Regularizer):
@@ -45,7 +33,7 @@ def spd(d):
 
 
 OMEGAS = {
-    "diagonal": lambda d: Separable(),
+    "diagonal": lambda d: Quartic(),
     "rank one": lambda d: RankOne(random(d, seed=5)),
     "dense": lambda d: Quadratic(spd(d)),
     "matrix-free": lambda d: Quadratic(spd(d)),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from omegas import Cubic
 
 import regmax
 from regmax import Penalized
@@ -27,13 +28,6 @@ OF_NUMBERS = (
     "check_hyperparameter_gradients",
     "check_hard_inputs",
 )
-
-
-class Cubic(regmax.Regularizer):
-    """Known by its value alone."""
-
-    def value(self, y):
-        return y.pow(3).sum(-1) / 6 + y.square().sum(-1) / 2
 
 
 class Quadratic(regmax.Regularizer):
