@@ -169,29 +169,6 @@ def test_lowest_of_a_matrix_free_curvature_is_on_the_safe_side():
         assert low <= torch.linalg.eigvalsh(z.T @ m @ z)[0] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("kind", ["diagonal", "rank one", "dense", "matrix-free"])
-def test_curvature_is_differentiable(kind):
-    support = support_of(3, 4)
-    v = random(3, 4, seed=8).requires_grad_()
-    theta = (random(3, 4, seed=2).abs() + 0.5).requires_grad_()
-    u = random(3, 4, seed=3)
-
-    def f(v, theta):
-        full = torch.diag_embed(theta) + u.unsqueeze(-1) * u.unsqueeze(-2)
-        h = {
-            "diagonal": Diagonal(theta),
-            "rank one": DiagonalPlusRankOne(theta, u),
-            "dense": Dense(full),
-            "matrix-free": MatrixFree(
-                lambda w: (full @ w.unsqueeze(-1)).squeeze(-1), torch.float64
-            ),
-        }[kind]
-        return h.jacobian(v, support)
-
-    assert gradcheck(f, (v, theta))
-    assert gradgradcheck(f, (v, theta))
-
-
 class ByProducts(Quadratic):
     """A curvature that is declared by its products alone."""
 
