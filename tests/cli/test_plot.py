@@ -123,6 +123,7 @@ class TestCommand:
             ),
             (["--row", "1"], "--row goes with --scores FILE"),
             ([*CONVERGENCE, "--solver", "oracle"], "interior, newton, proximal; got"),
+            ([*CONVERGENCE, "--solver", "newtn"], "(did you mean 'newton'?)"),
             ([*CONVERGENCE, "--solver", ","], "--solver must name solvers"),
             (["--over", "lam"], "--over goes with --kind path; got mapping"),
             (["--kind", "path", "--over", "lam"], "--over must name one of gamma; got 'lam'"),
