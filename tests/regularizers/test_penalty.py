@@ -19,7 +19,7 @@ MASK = torch.tensor([[True] * 6, [True, False, True, True, True, False], [False]
 
 
 def made(name, **more):
-    return regmax.penalty(name, **ARGUMENTS.get(name, {}), **more)
+    return regmax.penalty(name, **ARGUMENTS.get(name, {}) | more)
 
 
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
@@ -47,16 +47,28 @@ def test_the_prox_has_its_gradient(name, mask):
     ],
 )
 def test_the_prox_has_the_gradient_of_weights(name, given):
-    options = {**ARGUMENTS[name], "weights": given.requires_grad_()}
-    penalty = regmax.penalty(name, **options)
-    v = normal(4, 6)
-
-    def prox(weights):
-        return penalty.__class__(**{**options, "weights": weights}).prox(v, 0.2)
-
-    assert gradcheck(prox, (options["weights"],))
+    penalty, v = made(name, weights=given.requires_grad_()), normal(4, 6)
+    assert gradcheck(lambda weights: made(name, weights=weights).prox(v, 0.2), (given,))
     (g,) = torch.autograd.grad(penalty.prox(v, 0.2).square().sum(), penalty.weights)
     assert g.abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "said"),
+    [
+        ("graph_tv", -0.5, "be finite and >= 0; got -0.5 at index 3"),
+        ("owl", 7.0, "not increase; got 2 at index 2 and then 7"),
+    ],
+)
+def test_weights_that_leave_their_range(name, number, said):
+    w = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.5, 0.0], dtype=F64)
+    w = (w if name == "owl" else w[:4]).requires_grad_()
+    layer = regmax.RegularizedMax(regmax.regularizer("gini") + made(name, weights=w))
+    layer(normal(2, 6))
+    with torch.no_grad():
+        w[3] = number
+    with pytest.raises(ValueError, match=f"weights must {said}"):
+        layer(normal(2, 6))
 
 
 def test_the_prox_of_a_multiple_has_the_gradient_of_its_factor():
