@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+import regmax
 from regmax import Regularizer
 
 
@@ -85,3 +86,15 @@ class Demanding(Regularizer):
 
     def value(self, y: Tensor) -> Tensor:
         return self.price * y.square().sum(-1)
+
+
+ARGUMENTS: dict[str, dict[str, object]] = {
+    "graph_tv": {"edges": [(0, 1), (1, 2), (2, 0), (3, 4)], "nodes": 6},
+    "grid_tv": {"shape": (2, 3)},
+    "owl": {"weights": (3.0, 2.5, 2, 1, 0.1, -1)},
+}
+
+
+def penalty_of(name: str, **more: object) -> regmax.Penalty:
+    """The penalty of this name, for rows of 6 entries."""
+    return regmax.penalty(name, **ARGUMENTS.get(name, {}) | more)
