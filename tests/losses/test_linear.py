@@ -113,6 +113,17 @@ def test_backward_twice_and_frozen_inputs(reduction):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_a_hidden_tensor_that_learns_is_refused():
+    w = torch.ones(CLASSES, dtype=F64, requires_grad=True)
+
+    class Hidden(regmax.Regularizer):
+        def value(self, y):
+            return (w * y.square()).sum(-1)
+
+    with pytest.raises(regmax.RegularizerError):
+        LinearFenchelYoungLoss(Hidden(), chunk=4)(*inputs())
+
+
 def test_float32_half_precision_and_autocast():
     given = inputs(dtype=torch.float32)
     omega = OMEGAS["entmax15"]
