@@ -32,9 +32,7 @@ MARKED = ("-m", "cuda")
 WAYS = ("-k", "registers or packed or chunks")
 TESTS: dict[str, tuple[str, ...]] = {
     "tests/kernels/test_triton_attention.py": MARKED,
-    "tests/kernels/test_triton_chains.py": (),
     "tests/kernels/test_from_value_triton.py": MARKED,
-    "tests/kernels/test_triton_packed.py": MARKED,
     "tests/losses/test_loss_inputs.py": MARKED,
     "tests/mapping/test_autocast.py": MARKED,
     "tests/nn/test_matmul.py": MARKED,

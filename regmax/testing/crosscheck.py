@@ -32,6 +32,7 @@ from ..regularizers.regularizer import Regularizer
 from ..solvers import polish
 from .backends.base import Answer, Backend, Task
 from .backends.generic import definition, own_answer
+from .promise import worst
 from .report import Declared, Pair, Report
 
 
@@ -190,12 +191,12 @@ def _judge(
         for other, reach in reaches:
             through = (answer.y - other).norm(dim=-1) + reach
             bound = torch.minimum(bound, _or_inf(through))
-        bounds.append(_worst(bound))
+        bounds.append(worst(bound))
         if answer.vjp is None:
             vjp_bounds.append(None)
         else:
             off = (answer.vjp - center.vjp).norm(dim=-1) + center.vjp_bound
-            vjp_bounds.append(_worst(_or_inf(off)))
+            vjp_bounds.append(worst(off))
     pairs = [
         _pair(answers[i], answers[j], (bounds[i], bounds[j]), (vjp_bounds[i], vjp_bounds[j]))
         for i, j in itertools.combinations(range(len(answers)), 2)
@@ -220,10 +221,6 @@ def _certified(problem: Problem, y: Tensor) -> Tensor:
 
 def _or_inf(t: Tensor) -> Tensor:
     return torch.where(torch.isfinite(t), t, torch.inf)
-
-
-def _worst(t: Tensor) -> float:
-    return float(t.max())
 
 
 def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]) -> _Center:
@@ -288,12 +285,12 @@ def _pair(
     bounds: tuple[float, float],
     vjp_bounds: tuple[float | None, float | None],
 ) -> Pair:
-    dy = float(_or_inf((a.y - b.y).abs()).max())
+    dy = worst(a.y - b.y)
     wrong = [r.method for r, e in zip((a, b), bounds, strict=True) if not e <= r.tol]
-    apart = not float(_or_inf((a.y - b.y).norm(dim=-1)).max()) <= sum(bounds)
+    apart = not worst((a.y - b.y).norm(dim=-1)) <= sum(bounds)
     dvjp = None
     if a.vjp is not None and b.vjp is not None:
-        dvjp = float(_or_inf((a.vjp - b.vjp).abs()).max())
+        dvjp = worst(a.vjp - b.vjp)
         for answer, bound in zip((a, b), vjp_bounds, strict=True):
             if bound is not None and not bound <= answer.vjp_tol and answer.method not in wrong:
                 wrong.append(answer.method)
@@ -322,9 +319,7 @@ def _declared(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Decla
     found: list[Declared] = []
 
     def compare(method: str, got: Tensor, expected: Tensor, slack: float) -> None:
-        difference = torch.where(torch.isfinite(got), (got - expected).abs(), torch.inf)
-        scale = 1 + expected.abs()
-        found.append(Declared(method, float((difference / scale).max()), slack))
+        found.append(Declared(method, worst((got - expected) / (1 + expected.abs())), slack))
 
     with torch.no_grad():
         if smooth.declares("grad"):

@@ -17,7 +17,7 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 
 from .inputs import normal
 from .layout import closed
-from .promise import Broken, Case, searched, worst
+from .promise import Broken, Case, agree, searched, worst
 from .subject import Subject, exact, layer_of
 
 MARGIN = 2e-2
@@ -135,19 +135,13 @@ def check_transforms(s: Subject, case: Case) -> None:
     slack = s.slack(case.x, case.gamma, case.mask)
     args = (case.x,) if case.mask is None else (case.x, case.mask)
 
-    def expect(found: Tensor, expected: Tensor, allowed: Tensor | float, what: str) -> None:
-        if not bool(((found - expected).abs() <= allowed).all()):
-            raise Broken(
-                f"{what} as without it: {expected.tolist()}", found, f"{closed(s)}, {slope_at(s)}"
-            )
-
-    expect(torch.func.vmap(layer)(*args), y, slack, "torch.func.vmap")
-    allowed = 1e-9 * (1 + worst(j))
+    look, near = f"{closed(s)}, {slope_at(s)}", 1e-9 * (1 + worst(j))
+    agree(torch.func.vmap(layer)(*args), y, slack, "Π(x)", "that of torch.func.vmap", look)
     for name in ("jacrev", "jacfwd"):
         transform = getattr(torch.func, name)(layer)
-        one = transform(*(t[0] for t in args))
-        expect(one, j[0], allowed, f"torch.func.{name}")
-        expect(torch.func.vmap(transform)(*args), j, allowed, f"torch.func.vmap of {name}")
+        one, many = transform(*(t[0] for t in args)), torch.func.vmap(transform)(*args)
+        agree(one, j[0], near, "J", f"that of torch.func.{name}", look)
+        agree(many, j, near, "J", f"that of torch.func.vmap of {name}", look)
 
 
 # -- in γ and the hyperparameters ------------------------------------------------------------------
@@ -228,13 +222,9 @@ def check_hyperparameters_per_row(s: Subject, case: Case) -> None:
         alone = [
             answer(per_row[i, 0], case.rows(torch.tensor([i], device="cpu"))) for i in range(n)
         ]
-        if bool(((found - torch.cat(alone)).abs() > slack + 1e-12).any()):
-            raise Broken(
-                f"{torch.cat(alone).tolist()}, with one {name} after the other",
-                f"{found.tolist()} with {name} of shape {tuple(per_row.shape)}",
-                f"{s.name}, where it uses {name}",
-                **{name: per_row},
-            )
+        right, how = f"Π(x) with one {name} after the other", f"that with {name} for each row"
+        look = f"{s.name}, where it uses {name}"
+        agree(found, torch.cat(alone), slack + 1e-12, right, how, look, **{name: per_row})
 
 
 @searched(costly=True)

@@ -9,7 +9,7 @@ from ..kernels import reference
 from ..losses.loss import FenchelYoungLoss
 from ..mapping.methods.kernel import bare, kernel_of
 from .derivatives import mapped, parameters
-from .promise import Broken, Case, searched, worst
+from .promise import Case, agree, searched, worst
 from .subject import Subject
 
 
@@ -30,24 +30,14 @@ def check_kernel(s: Subject, case: Case) -> None:
             with reference():
                 expected = s.layer(case.gamma)(x, case.mask)
             slack = s.slack(x.double(), case.gamma, case.mask, eps)
-        if not bool(((y - expected).abs() <= slack).all()):
-            raise Broken(
-                f"the closed form in PyTorch: {expected.tolist()}",
-                f"{y.tolist()} by the kernel, in {dtype}",
-                look,
-            )
+        by = f"that of the kernel, in {dtype}"
+        agree(y, expected, slack, "the closed form in PyTorch", by, look)
         found = _gradients(s, case, x, v)
         with reference():
             right = _gradients(s, case, x, v)
         for name, g in right.items():
             size = 1 + worst(g) + worst(found["x"])
-            if worst(found[name] - g) > close * size:
-                raise Broken(
-                    f"{name} by PyTorch operations: {g.tolist()}",
-                    f"{found[name].tolist()} by the kernel, in {dtype}",
-                    look,
-                    y=y,
-                )
+            agree(found[name], g, close * size, f"{name} by PyTorch operations", by, look, y=y)
 
 
 def _gradients(s: Subject, case: Case, x: Tensor, v: Tensor) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from .backends.conic import lacks_program, quiet
 from .crosscheck import crosscheck
 from .inputs import normal
 from .layout import closed
-from .promise import Broken, Case, Skipped, fixed, searched, worst
+from .promise import Broken, Case, Skipped, agree, fixed, searched, worst
 from .subject import Subject, exact
 
 EPS = torch.finfo(torch.float64).eps
@@ -73,9 +73,8 @@ def check_inverse(s: Subject, case: Case) -> None:
     with torch.no_grad():
         back = s.omega.inverse(s.omega.grad(y))
         zero = s.omega.inverse(torch.full_like(y, -torch.inf))
-    if worst(back - y) > 1e-9 or bool((zero != 0).any()):
-        found = f"{back.tolist()}, and {zero.tolist()} for −∞"
-        raise Broken(f"{y.tolist()}, and 0 for −∞", found, s.where("inverse"))
+    agree(back, y, 1e-9, "y", "inverse(∇Ω(y))", s.where("inverse"))
+    agree(zero, torch.zeros_like(zero), 0.0, "0", "inverse(−∞)", s.where("inverse"))
 
 
 @searched(exact)
@@ -123,14 +122,9 @@ def check_max(s: Subject, case: Case) -> None:
     expected = s.maximum(case.x, case.gamma, case.mask)
     look = f"{s.where('conjugate')}, {s.where('value')}"
     allowed = 1e-10 * (1 + worst(case.x))
-    if best.shape != expected.shape:
-        raise Broken(f"shape {tuple(expected.shape)}", f"{tuple(best.shape)}", look)
-    if worst(best - expected) > allowed:
-        raise Broken(f"max(x) = ⟨y, x⟩ − γΩ(y) = {expected.tolist()}", best, look)
+    agree(best, expected, allowed, "max(x) = ⟨y, x⟩ − γΩ(y)", "max(x)", look)
     (g,) = torch.autograd.grad(best.sum(), x)
-    y = s.pi(case.x, case.gamma, case.mask)
-    if worst(g - y) > 1e-10:
-        raise Broken(f"∇max(x) = Π(x) = {y.tolist()}", g, look)
+    agree(g, s.pi(case.x, case.gamma, case.mask), 1e-10, "∇max(x) = Π(x)", "∇max(x)", look)
 
 
 @searched(lambda s: exact(s) and s.omega.declares("conjugate"))
@@ -165,13 +159,8 @@ def _is_the_maximum(s: Subject, case: Case, method: str, declared: Callable[...,
             found = declared(x, y, gamma)
         if found is None:
             return
-        if found.shape != expected.shape or worst(found - expected) > 1e-9 * (1 + worst(x)):
-            raise Broken(
-                f"⟨y, x⟩ − γΩ(y) at y = Π(x): {expected.tolist()}",
-                f"{method} gives {found.tolist()}",
-                s.where(method),
-                y=y,
-            )
+        near, right = 1e-9 * (1 + worst(x)), "⟨y, x⟩ − γΩ(y) at y = Π(x)"
+        agree(found, expected, near, right, method, s.where(method), y=y)
 
 
 def _has_program(s: Subject) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..regularizers.penalty import Penalty
-from .promise import Broken, Case, searched, worst
+from .promise import Broken, Case, agree, searched, worst
 from .subject import Subject
 from .values import points
 
@@ -59,13 +59,8 @@ def check_lovasz(s: Subject, case: Case) -> None:
             largest = (on & (ranks <= k)).to(y.dtype)
             total = total + drops[..., k] * _set_function(penalty, largest, on)
         value = penalty.value(y, on)
-        if worst(total - value) > 1e-10 * (1 + worst(value)):
-            raise Broken(
-                f"R(y) = Σ_k (y_[k] − y_[k+1]) R(1 on the k largest) = {total.tolist()}",
-                value,
-                f"{name}.lovasz, {name}.value",
-                y=y,
-            )
+        near, right = 1e-10 * (1 + worst(value)), "Σ_k (y_[k] − y_[k+1]) R(1 on the k largest)"
+        agree(value, total, near, right, "R(y)", f"{name}.lovasz, {name}.value", y=y)
     first, second = ((case.direction(8)[k::2] > 0) for k in (0, 1))
     parts = [first, second, first | second, first & second]
     f = [_set_function(penalty, part.to(case.x.dtype), on.expand_as(part)) for part in parts]
@@ -110,14 +105,9 @@ def check_prox(s: Subject, case: Case) -> None:
         if not s.fuses:
             continue
         u = penalty.subgradient(z, v - z, step, case.mask)
-        off = _along(case, u - (v - z))
-        if worst(off) > 1e-9 * (1 + worst(v)):
-            raise Broken(
-                f"v − z ∈ {step:g}·∂R(z), up to a constant: {_along(case, v - z).tolist()}",
-                f"the nearest subgradient offered is {_along(case, u).tolist()}",
-                f"{name}.prox, {name}.subgradient",
-                z=z,
-            )
+        right, how = f"v − z ∈ {step:g}·∂R(z), up to a constant", "the nearest subgradient offered"
+        near, look = 1e-9 * (1 + worst(v)), f"{name}.prox, {name}.subgradient"
+        agree(_along(case, u), _along(case, v - z), near, right, how, look, z=z)
 
 
 @searched(structured)
@@ -155,8 +145,8 @@ def check_groups(s: Subject, case: Case) -> None:
     for step in STEPS:
         z = penalty.prox(v, step, case.mask)
         ids = penalty.groups(z, case.mask)
-        right = ids.shape == z.shape and ids.dtype == torch.int64
-        if not (right and bool(((ids >= 0) & (ids < d)).all())):
+        fits = ids.shape == z.shape and ids.dtype == torch.int64
+        if not (fits and bool(((ids >= 0) & (ids < d)).all())):
             raise Broken(
                 f"int64 ids in [0, {d}) of shape {tuple(z.shape)}",
                 f"{ids.dtype}: {ids.tolist()}",
@@ -181,14 +171,13 @@ def check_groups(s: Subject, case: Case) -> None:
             smooth = ((slopes[0] - slopes[1]).abs() < 1e-7).all(-1, keepdim=True)
             sides = (ends[2] - 2 * z + ends[1]) / h
             smooth = smooth & (torch.where(on, sides, 0).abs() < 1e-7).all(-1, keepdim=True)
-            if worst(torch.where(smooth, found - expected, 0)) > 1e-6:
-                raise Broken(
-                    f"the derivative of prox along w, by differences: {expected.tolist()}",
-                    f"its mean over the groups: {found.tolist()}, groups {ids.tolist()}",
-                    f"{name}.groups, {name}.average",
-                    z=z,
-                    w=w,
-                )
+            near = torch.where(smooth, 1e-6, torch.inf)
+            right, how = (
+                "the derivative of prox along w",
+                f"w's mean over the groups {ids.tolist()}",
+            )
+            look = f"{name}.groups, {name}.average"
+            agree(found, expected, near, right, how, look, z=z, w=w)
 
 
 @searched(lambda s: structured(s) and s.omega.exact)

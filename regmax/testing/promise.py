@@ -12,7 +12,18 @@ from torch import Tensor
 
 from .search import Case, show
 
-__all__ = ["Broken", "Case", "Kind", "Skipped", "Tested", "fixed", "searched", "show", "worst"]
+__all__ = [
+    "Broken",
+    "Case",
+    "Kind",
+    "Skipped",
+    "Tested",
+    "agree",
+    "fixed",
+    "searched",
+    "show",
+    "worst",
+]
 
 
 class Skipped(Exception):
@@ -34,6 +45,24 @@ class Broken(Exception):
 def worst(t: Tensor) -> float:
     """The largest absolute entry; NaN counts as infinite."""
     return float(torch.nan_to_num(t.detach().abs(), nan=math.inf).max()) if t.numel() else 0.0
+
+
+def agree(
+    found: Tensor,
+    expected: Tensor,
+    allowed: Tensor | float,
+    right: str,
+    how: str,
+    look: str | None = None,
+    **tensors: Tensor,
+) -> None:
+    """``found`` is ``expected`` within ``allowed``, or a promise is broken. ``right`` and ``how``
+    say what the two are."""
+    same = found.shape == expected.shape
+    if not (same and bool(((found - expected).abs() <= allowed).all())):
+        off = f", off by {worst(found - expected):.3g}" if same else ""
+        said = f"{how} = {found.tolist()}{off}"
+        raise Broken(f"{right}: {expected.tolist()}", said, look, **tensors)
 
 
 class Tested:

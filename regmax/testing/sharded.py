@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..mapping import shards
-from .promise import Broken, Case, searched, worst
+from .promise import Case, agree, searched, worst
 from .subject import Subject
 
 
@@ -48,7 +48,6 @@ def check_sharded_form(s: Subject, case: Case) -> None:
     (gx,) = torch.autograd.grad(expected, x, v)
     y, own = _in_parts(s, case, v)
     slack = s.slack(case.x, case.gamma, case.mask)
-    if bool(((y - expected).abs() > slack + 1e-12).any()):
-        raise Broken(f"whole rows: {expected.tolist()}", f"{y.tolist()} in two parts", look)
-    if worst(own - gx) > 1e-9 * (1 + worst(gx)):
-        raise Broken(f"Jv of whole rows: {gx.tolist()}", f"{own.tolist()} in two parts", look, y=y)
+    agree(y, expected, slack + 1e-12, "Π(x) of whole rows", "Π(x) of two parts", look)
+    near = 1e-9 * (1 + worst(gx))
+    agree(own, gx, near, "Jv of whole rows", "Jv of two parts", look, y=y)

@@ -9,7 +9,7 @@ from ..kernels import simplex
 from ..regularizers.regularizer import checked_value
 from .backends.generic import definition
 from .inputs import normal
-from .promise import Broken, Case, searched, worst
+from .promise import Broken, Case, agree, searched, worst
 from .subject import Subject
 
 EPS = torch.finfo(torch.float64).eps
@@ -45,13 +45,9 @@ def check_value(s: Subject, case: Case) -> None:
                 y=y,
             )
         for other in (alone, deeper[0]):
-            if worst(other - value) > 1e-12 * (1 + worst(value)):
-                raise Broken(
-                    f"value(y) of a row whatever its batch: {other.tolist()}",
-                    f"{value.tolist()} for the rows together",
-                    look,
-                    y=y,
-                )
+            near = 1e-12 * (1 + worst(value))
+            right = "value(y) of a row whatever its batch"
+            agree(value, other, near, right, "that of the rows together", look, y=y)
         gradient = definition(s.omega).grad(y)
         if not bool(torch.isfinite(gradient).all()):
             raise Broken("a finite gradient of value", gradient, look, y=y)
@@ -102,13 +98,8 @@ def check_grad(s: Subject, case: Case) -> None:
         with torch.no_grad():
             found, expected = s.smooth.grad(y), s.truth.grad(y)
         _same_shape(found, y, s.where("grad"))
-        if worst((found - expected) / (1 + expected.abs())) > 1e-9:
-            raise Broken(
-                f"∇value(y) by autograd: {expected.tolist()}",
-                f"grad(y) = {found.tolist()}, off by {worst(found - expected):.3g}",
-                s.where("grad"),
-                y=y,
-            )
+        near = 1e-9 * (1 + expected.abs())
+        agree(found, expected, near, "∇value(y) by autograd", "grad(y)", s.where("grad"), y=y)
         edge = s.smooth.grad(simplex.inward(torch.where(y < y.amax(-1, keepdim=True), 0, y)))
         if not bool(torch.isfinite(edge).all()):
             raise Broken(
@@ -138,15 +129,8 @@ def check_curvature(s: Subject, case: Case) -> None:
             ):
                 expected = (matrix @ v.unsqueeze(-1)).squeeze(-1)
                 _same_shape(found, y, f"{look} ({method})")
-                if worst((found - expected) / size) > 1e-8:
-                    raise Broken(
-                        f"∇²value(y) v by autograd: {expected.tolist()}",
-                        f"curvature(y).{method}(v) = {found.tolist()}, "
-                        f"off by {worst(found - expected):.3g}",
-                        f"{look} ({method})",
-                        y=y,
-                        v=v,
-                    )
+                right, how = "∇²value(y) v by autograd", f"curvature(y).{method}(v)"
+                agree(found, expected, 1e-8 * size, right, how, f"{look} ({method})", y=y, v=v)
             for support in _supports(y, case.seed):
                 w = declared.jacobian(v, support)
                 _same_shape(w, y, f"{look} (jacobian)")
@@ -269,19 +253,14 @@ def check_permutation_invariant(s: Subject, case: Case) -> None:
         for y in points(case):
             with torch.no_grad():
                 found, expected = s.smooth.value(y[:, order]), s.smooth.value(y)
-            if worst((found - expected) / (1 + expected.abs())) > 1e-12:
-                raise Broken(f"Ω(Py) = Ω(y) = {expected.tolist()}", found, look, y=y, P=order)
+            near = 1e-12 * (1 + expected.abs())
+            agree(found, expected, near, "Ω(Py) = Ω(y)", "Ω(Py)", look, y=y, P=order)
         if not s.omega.permutation_invariant:
             continue
         y, turned = s.pi(case.x, case.gamma), s.pi(case.x[:, order], case.gamma)
         slack = s.slack(case.x, case.gamma, None)
-        if bool(((turned - y[:, order]).abs() > slack).any()):
-            raise Broken(
-                f"Π(Px) = PΠ(x) = {y[:, order].tolist()}",
-                turned,
-                f"{look}, {s.where('closed_form')}",
-                P=order,
-            )
+        where = f"{look}, {s.where('closed_form')}"
+        agree(turned, y[:, order], slack, "Π(Px) = PΠ(x)", "Π(Px)", where, P=order)
 
 
 @searched(lambda s: s.smooth.ignores_zeros, masks=False)
@@ -296,13 +275,9 @@ def check_ignores_zeros(s: Subject, case: Case) -> None:
                 expected, found = s.smooth.value(y), s.smooth.value(longer)
                 near = s.smooth.value(simplex.inward(longer))
             found = torch.where(torch.isfinite(found), found, near)
-            if worst((found - expected) / (1 + expected.abs())) > 1e-12:
-                raise Broken(
-                    f"Ω of the positive entries alone, {expected.tolist()}",
-                    f"{found.tolist()} with {zeros} zeros among them, in another order",
-                    f"{type(s.smooth).__name__}.ignores_zeros",
-                    y=longer,
-                )
+            right, how = "Ω of the positive entries alone", f"that with {zeros} zeros among them"
+            look, near = f"{type(s.smooth).__name__}.ignores_zeros", 1e-12 * (1 + expected.abs())
+            agree(found, expected, near, right, how, look, y=longer)
 
 
 @searched(lambda s: s.omega.permutation_invariant and s.omega.exact, masks=False)

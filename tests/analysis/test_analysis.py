@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from mapping_checks import normal as drawn
+from omegas import Weighted
 
 import regmax
 import regmax.nn
@@ -199,14 +200,6 @@ class Learned(regmax.Regularizer):
         return (y.pow(alpha.unsqueeze(-1)).sum(-1) - 1) / (alpha * (alpha - 1))
 
 
-class Priced(regmax.Regularizer):
-    def __init__(self, w):
-        self.w = w
-
-    def value(self, y):
-        return (self.w * y.square()).sum(-1) / 2
-
-
 def model():
     lam = torch.nn.Parameter(torch.tensor(0.1, dtype=F64))
     return torch.nn.ModuleDict(
@@ -217,7 +210,7 @@ def model():
                 2.0 * regmax.regularizer("entropy") + lam * regmax.penalty("tv"),
                 gamma=torch.nn.Parameter(torch.ones(2, 1)),
             ),
-            "priced": regmax.RegularizedMax(Priced(torch.ones(5, requires_grad=True))),
+            "priced": regmax.RegularizedMax(Weighted(torch.ones(5, requires_grad=True))),
             "heads": regmax.nn.MultiheadAttention(
                 6, 3, omega=regmax.nn.AdaptiveEntmax(3), gamma=regmax.nn.Positive()
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from omegas import Demanding, Raises
 
 import regmax
 from regmax.cli import main, plot
@@ -14,23 +15,6 @@ pytest.importorskip("matplotlib")
 
 CONVERGENCE = ("--kind", "convergence")
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
-
-
-class Raises(regmax.Regularizer):
-    name = "raises"
-
-    def value(self, y):
-        raise ZeroDivisionError("a fault of the plugin")
-
-
-class Demanding(regmax.Regularizer):
-    name = "demanding"
-
-    def __init__(self, price):
-        self.price = price
-
-    def value(self, y):
-        return self.price * y.square().sum(-1)
 
 
 class Four(regmax.Regularizer):
@@ -139,6 +123,7 @@ class TestCommand:
             ),
             (["--row", "1"], "--row goes with --scores FILE"),
             ([*CONVERGENCE, "--solver", "oracle"], "interior, newton, proximal; got"),
+            ([*CONVERGENCE, "--solver", "newtn"], "(did you mean 'newton'?)"),
             ([*CONVERGENCE, "--solver", ","], "--solver must name solvers"),
             (["--over", "lam"], "--over goes with --kind path; got mapping"),
             (["--kind", "path", "--over", "lam"], "--over must name one of gamma; got 'lam'"),

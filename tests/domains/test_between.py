@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from omegas import Cubic
 
 import regmax
 from regmax import AtMost, Box, RegularizedMax, Simplex, kernels
@@ -144,11 +145,6 @@ def test_dim_mask_half_precision_and_rows_without_an_answer():
 
 
 # -- an Ω by its value -------------------------------------------------------------------------
-
-
-class Cubic(regmax.Regularizer):
-    def value(self, y):
-        return (y.square() / 2 + y.pow(3) / 6).sum(-1)
 
 
 class CubicInverse(Cubic):

@@ -4,6 +4,7 @@ and what fuzzing has found."""
 import fuzzing
 import pytest
 import torch
+from omegas import Square
 
 import regmax
 from regmax import FenchelYoungLoss, RegularizedMax, SoftmaxLoss, SparsemaxLoss
@@ -33,11 +34,6 @@ def test_a_loss_of_no_rows_whose_temperature_learns(d):
         found = torch.autograd.grad(value.sum(), (x, gamma))
         assert found[0].shape == (0, d)
         assert found[1] == 0
-
-
-class Square(regmax.Regularizer):
-    def value(self, y):
-        return y.square().sum(-1) / 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

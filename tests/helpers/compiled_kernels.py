@@ -20,17 +20,26 @@ from pathlib import Path
 from typing import Any
 
 TABLE = Path(__file__).parents[1] / "kernels" / "triton_counts.json"
-# mapping, dtype, d, hyperparameter: None for a tensor
+# mapping, dtype, d, hyperparameter (None: a tensor that learns), whether there is a mask
 COUNTED = (
-    ("entropy", "bfloat16", 1024, 1.0),
-    ("gini", "float32", 64, 1.0),
-    ("gini", "float32", 8192, 1.0),
-    ("gini", "float32", 32768, 1.0),
-    ("tsallis", "float32", 64, None),
-    ("tsallis", "float32", 1024, 1.5),
-    ("tsallis", "float32", 32768, 1.5),
-    ("pnorm", "float32", 1024, 1.5),
-    *((name, "float32", d, 0.1) for name in ("tv", "oscar") for d in (64, 2048)),
+    ("entropy", "bfloat16", 1024, 1.0, False),
+    ("entropy", "float32", 40000, None, True),
+    ("gini", "float32", 64, 1.0, False),
+    ("gini", "float32", 8192, 1.0, False),
+    ("gini", "float32", 32768, 1.0, False),
+    ("gini", "bfloat16", 4000, None, True),
+    ("tsallis", "float32", 64, None, False),
+    ("tsallis", "float32", 1024, 1.5, False),
+    ("tsallis", "float32", 32768, 1.5, False),
+    ("tsallis", "float64", 4096, None, False),
+    ("tsallis", "float16", 40000, None, True),
+    ("pnorm", "float32", 1024, 1.5, False),
+    ("pnorm", "float64", 40000, None, True),
+    *((name, "float32", d, 0.1, False) for name in ("tv", "oscar") for d in (64, 2048)),
+    ("tv", "float64", 2000, None, True),
+    ("oscar", "float32", 1, None, True),
+    ("from_value", "float64", 1, 1.0, True),
+    ("from_value", "float64", 4096, None, False),
 )
 # losses: mapping, dtype, d, hyperparameter, ε (None: for distributions), whether there is a mask
 LOSSES = (
@@ -191,26 +200,53 @@ def attention_launches(case: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     return launches(run)
 
 
+def _from_value(d: int) -> Any:
+    """A kernel made of a value, and its inputs."""
+    import torch
+
+    from regmax.kernels.from_value import entrywise
+    from regmax.kernels.from_value.triton_kernel import TritonKernel
+
+    def value(y: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        own = torch.where((y > w) & ~(y > a), y.expm1(), y.pow(1.37)) - torch.special.entr(y)
+        return (w * own + torch.nn.functional.softplus(a * y).erf() + y.clamp_min(0.1)).sum(-1)
+
+    tensors = [torch.linspace(1, 2, d, dtype=torch.float64), torch.ones((), dtype=torch.float64)]
+    entry = entrywise(value, torch.full((1, d), 1 / d, dtype=torch.float64), tensors)
+    inputs = entry.inputs(tensors)
+    theta = tuple(t.reshape(1, -1) if t.ndim and d > 1 else t.reshape(-1) for t in inputs)
+    return TritonKernel(entry, inputs, d, torch.device("cpu")), theta
+
+
 def counts() -> dict[str, dict[str, Any]]:
     """The table: per launch, instructions, stores to shared memory and bytes of global memory of a
     thread for each of its entries, registers, bytes spilled, and seconds of compilation."""
     import torch
 
+    from regmax.kernels.from_value import triton_kernel  # noqa: F401  compiled, not interpreted
+
     table = {}
-    for mapping, dtype, d, number in COUNTED:
-        kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
+    for mapping, dtype, d, number, masked in COUNTED:
         x = torch.zeros(3, d, dtype=getattr(torch, dtype))
+        mask = torch.ones(3, d, dtype=torch.bool) if masked else None
         value = torch.ones(3, dtype=torch.float64) if number is None else number
+        gamma, hyper = value if number is None else 1.0, number is None
         theta = () if mapping in ("gini", "entropy") else (value,)
-        gamma = value if number is None else 1.0
+        if mapping == "from_value":
+            kernel, theta = _from_value(d)
+            gamma = torch.ones(3, dtype=torch.float64)
+        else:
+            kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
 
         def run(noted: list[Any]) -> int:
-            y, part = kernel.forward(x, gamma, theta, None)  # noqa: B023
-            count = len(noted)
-            kernel.backward(y, x, gamma, theta, part, number is None)  # noqa: B023
+            step = kernel.solve if mapping == "from_value" else kernel.forward  # noqa: B023
+            y, part = step(x, gamma, theta, mask)  # noqa: B023
+            count, parts = len(noted), () if mapping == "from_value" else (part,)  # noqa: B023
+            kernel.backward(y, x, gamma, theta, *parts, hyper)  # noqa: B023
             return count
 
         name = f"{mapping} {dtype} {d} {'tensor' if number is None else number}"
+        name += " mask" if masked else ""
         for _, *launch in launches(run):
             found = compiled(*launch)
             table[f"{name} {found['kernel']}"] = _row(found, _tile(found))
@@ -255,6 +291,7 @@ def _row(found: dict[str, Any], tile: int) -> dict[str, Any]:
         "bytes": round(found["bytes"] / each, 1),
         "registers": found["registers"],
         "spilled": found["spilled"],
+        "shared": found["shared"],
         "seconds": found["seconds"],
     }
 

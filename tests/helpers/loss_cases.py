@@ -6,6 +6,7 @@ import numpy as np
 import references
 import torch
 from mapping_checks import normal
+from omegas import Cubic, Weighted
 from references import rows
 from scipy.special import xlogy
 
@@ -13,23 +14,6 @@ import regmax
 from regmax.losses import FenchelYoungLoss
 
 F64 = torch.float64
-
-
-class Priced(regmax.Regularizer):
-    """½ Σ wᵢ yᵢ², by its value alone."""
-
-    def __init__(self, w):
-        self.w = w
-
-    def value(self, y):
-        return (self.w * y.square()).sum(-1) / 2
-
-
-class Cubic(regmax.Regularizer):
-    """Σ ½yᵢ² + yᵢ³/6, by its value alone."""
-
-    def value(self, y):
-        return (y.square() / 2 + y**3 / 6).sum(-1)
 
 
 def prices(d):
@@ -94,12 +78,12 @@ SOLVED = {  # found by a solver that knows the value of Ω
     ),
     "cubic": (lambda d: Cubic(), lambda y: (y * y / 2 + y**3 / 6).sum(), None),
     "priced": (
-        lambda d: Priced(prices(d)),
+        lambda d: Weighted(prices(d)),
         lambda y: (prices(len(y)).numpy() * y * y).sum() / 2,
         None,
     ),
     "priced + tv": (
-        lambda d: Priced(prices(d)) + 0.1 * regmax.penalty("tv"),
+        lambda d: Weighted(prices(d)) + 0.1 * regmax.penalty("tv"),
         lambda y: (prices(len(y)).numpy() * y * y).sum() / 2 + 0.1 * references.tv_value(y),
         None,
     ),

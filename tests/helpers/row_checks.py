@@ -30,3 +30,26 @@ def hard_rows(d: int) -> dict[str, Tensor]:
         "spike": (i == d // 2).double() * 100,
         "geometric": 2.0 ** -(i % 40),
     }
+
+
+def everything(layer, x: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """The output of each row, its gradient against v, and what a solve tells of it."""
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    (gradient,) = torch.autograd.grad(y, x, v)
+    solution = layer.solve(x)
+    return {
+        "y": y.detach(),
+        "gradient": gradient,
+        "y of solve": solution.y.detach(),
+        "error_bound": solution.error_bound,
+        "iterations": solution.iterations,
+    }
+
+
+def same_in_any_batch(layer, x: Tensor, v: Tensor) -> None:
+    """Assert that rows, 7 or more, have the same bits alone and beside others."""
+    among = everything(layer, x, v)
+    for rows in ([3], [5, 5, 5], [1, 6, 4], list(reversed(range(len(x))))):
+        for what, numbers in everything(layer, x[rows], v[rows]).items():
+            assert torch.equal(numbers, among[what][rows]), (what, x.dtype, rows)

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from omegas import penalty_of
 from torch import nn
 
 import regmax
@@ -20,11 +21,6 @@ from regmax.regularizers.registry import Offer, registry
 
 X = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
 INDEX = torch.tensor([0, 5, 2])
-ARGUMENTS = {
-    "graph_tv": {"edges": [(0, 1), (1, 3)], "weights": torch.tensor([0.5, 2.0]), "nodes": 6},
-    "grid_tv": {"shape": (2, 3)},
-    "owl": {"weights": (3.0, 2.5, 2, 1, 0.1, -1)},
-}
 
 
 def learnt(value):
@@ -43,7 +39,8 @@ def layers():
         if key:
             yield f"{name}, learning", RegularizedMax(omega(name, **{key[0]: learnt([1.2])})), (X,)
     for name in regmax.available("penalty"):
-        r = regmax.penalty(name, **ARGUMENTS.get(name, {}))
+        given = {"weights": torch.tensor([0.5, 2, 1, 0.3])} if name == "graph_tv" else {}
+        r = penalty_of(name, **given)
         yield f"penalty {name}", RegularizedMax(omega("gini") + 0.1 * r), (X,)
     expression = learnt(0.5) * omega("tsallis", alpha=learnt(1.3)) + omega("gini")
     yield "expression", RegularizedMax(expression + 0.1 * regmax.penalty("tv"), learnt(2.0)), (X,)

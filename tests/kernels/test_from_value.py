@@ -216,14 +216,6 @@ SUMS = {
 }
 
 
-@pytest.mark.parametrize("name", SUMS)
-def test_a_sum_over_entries_is_found(name):
-    value = SUMS[name]
-    entry, inputs, _ = made(value)
-    y = torch.rand(1, D, dtype=F64)
-    torch.testing.assert_close(entry(y, *inputs).sum(-1), value(y))
-
-
 FORMS = {
     "yᵀQy": lambda y: ((y @ Q) * y).sum(-1) / 2 + y.pow(3).sum(-1),
     "least squares": lambda y: ((y @ A - SHIFT) ** 2).sum(-1),
@@ -235,13 +227,14 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_quadratic_form_is_found(name):
-    value, y = FORMS[name], torch.rand(2, 3, D, dtype=F64)
+@pytest.mark.parametrize("name", SUMS | FORMS)
+def test_a_sum_over_entries_and_a_quadratic_form_are_found(name):
+    value, y = (SUMS | FORMS)[name], torch.rand(2, 3, D, dtype=F64)
     entry = entrywise(value, y, [])
     each = traced.terms(entry, y, entry.inputs([]))
     torch.testing.assert_close(each.sum(-1), value(y))
-    assert entry.coupled
+    assert entry.rest is None
+    assert bool(entry.coupled) == (name in FORMS)
 
 
 COUPLED = {
@@ -255,6 +248,7 @@ COUPLED = {
     "a detached part": (lambda y: (y * y.detach()).sum(-1), "detach"),
     "float32": (lambda y: (y.float() ** 2).sum(-1).double(), "_to_copy"),
     "all rows": (lambda y: (y * y).sum(), "one number per row"),
+    "no translation": (lambda y: torch.lgamma(y + 1).sum(-1), r"lgamma|digamma|polygamma"),
 }
 
 
@@ -263,11 +257,6 @@ def test_what_is_not_translated_is_named(name):
     value, said = COUPLED[name]
     with pytest.raises(Unknown, match=said):
         made(value)
-
-
-def test_an_operation_without_translation_is_named():
-    with pytest.raises(Unknown, match=r"lgamma|digamma|polygamma"):
-        made(lambda y: torch.lgamma(y + 1).sum(-1))
 
 
 SHARED = {
@@ -528,34 +517,30 @@ class Listed(regmax.Regularizer):
         return (self.read(self.b) * y).sum(-1) + y.square().sum(-1)
 
 
-@pytest.mark.parametrize("kind", ["a list", "its data", "tolist"])
-def test_a_change_outside_of_the_support_is_noticed(kind):
-    b = [0.0] * 3 if kind == "a list" else torch.zeros(3, dtype=F64)
-    read = (lambda t: t + 0) if kind == "its data" else (lambda t: torch.tensor(list(t), dtype=F64))
-    if kind == "tolist":
-        read = lambda t: torch.tensor(t.tolist(), dtype=F64)  # noqa: E731
-    layer = regmax.RegularizedMax(Listed(b, read))
-    x = torch.tensor([[3.0, 0.0, 0.0]], dtype=F64)
-    layer(x)
-    (b if kind == "a list" else b.data)[1] = -9.0
-    assert layer(x)[0, 1] == 1
+READS = {
+    "a list": lambda t: torch.tensor(t, dtype=F64),
+    "its data": lambda t: t + 0,
+    "tolist": lambda t: torch.tensor(t.tolist(), dtype=F64),
+    "another tensor from outside": lambda _: factor(),
+}
 
 
-@pytest.mark.parametrize("kind", ["a list", "its data", "another tensor from outside"])
-def test_a_change_of_the_numbers_of_one_row_is_noticed(kind, monkeypatch):
-    """In a row that is not one of those that are compared."""
-    rows = torch.zeros(20, 3, dtype=F64) + 0.01 * torch.arange(20.0)[:, None]
-    monkeypatch.setitem(STATE, "factor", rows)
-    b = {"a list": rows.tolist(), "its data": rows}.get(kind)
-    read = {"a list": lambda t: torch.tensor(t, dtype=F64), "its data": lambda t: t + 0}
-    layer = regmax.RegularizedMax(Listed(b, read.get(kind, lambda _: factor())))
-    x = torch.tensor([3.0, 0.0, 0.0], dtype=F64).expand(20, 3).contiguous()
+@pytest.mark.parametrize(
+    ("kind", "rows"), [*((kind, 20) for kind in READS), *((kind, 1) for kind in list(READS)[:3])]
+)
+def test_a_change_outside_of_the_support_is_noticed(kind, rows, monkeypatch):
+    """Of many rows in one that is not among those that are compared."""
+    numbers = 0.01 * torch.arange(float(rows), dtype=F64)[:, None] + torch.zeros(rows, 3).double()
+    monkeypatch.setitem(STATE, "factor", numbers)
+    b = {"a list": numbers.tolist(), "another tensor from outside": None}.get(kind, numbers)
+    layer = regmax.RegularizedMax(Listed(b, READS[kind]))
+    x = torch.tensor([3.0, 0.0, 0.0], dtype=F64).expand(rows, 3).contiguous()
     layer(x)
-    assert "kernel from the value" in layer.explain(x)
-    monkeypatch.setitem(STATE, "factor", rows.clone())
-    changed = {"a list": b, "its data": rows.data}.get(kind, STATE["factor"])
-    changed[5][1] = -9.0
-    assert layer(x)[:, 1].nonzero().tolist() == [[5]]
+    assert kind == "tolist" or "kernel from the value" in layer.explain(x)
+    monkeypatch.setitem(STATE, "factor", numbers.clone())
+    changed = {"a list": b, "another tensor from outside": STATE["factor"]}.get(kind, numbers.data)
+    changed[rows // 4][1] = -9.0
+    assert layer(x)[:, 1].nonzero().tolist() == [[rows // 4]]
 
 
 @pytest.mark.parametrize(

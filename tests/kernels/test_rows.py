@@ -147,7 +147,9 @@ def test_values_that_are_no_scores(way, case):
     assert bool((got[0].abs() < 1e-5).all())
 
 
-@pytest.mark.parametrize(("way", "case"), by_ways(SIMPLE, ("entmax 1.5", "oscarmax .05")))
+@pytest.mark.parametrize(
+    ("way", "case"), by_ways(SIMPLE, ("entmax 1.5", "fusedmax .1", "oscarmax .05"))
+)
 def test_a_row_alone_and_strides(way, case):
     """The same bits alone, in any batch, with any strides, with numbers for tensors."""
     wide, v = normal(20, 75).float() * 3, normal(20, 50, seed=1).float()
@@ -315,6 +317,52 @@ def test_great_scores_of_penalties(case, dtype):
         torch.testing.assert_close(f(two, gamma), f(near, gamma), rtol=0, atol=1e-6)
     far = torch.tensor([[torch.finfo(dtype).max, lowest, 0.0]], dtype=dtype)
     assert f(far, 1.0).tolist() == [[1, 0, 0]]
+
+
+def near_the_bound(d=100):
+    """Rows of a few entries that matter, and of many. With λ = 0.05 entries 1.2 below the largest
+    are cut, in exact arithmetic."""
+    i, x = torch.arange(d, dtype=F64), normal(d, seed=3)
+    at = torch.tensor([0, 1, 15, 16, 31, 32, 33, 63, 64, 80, d - 1])
+    bound = torch.where(i % 7 == 0, 8.8, torch.where(i % 7 == 1, 8.8 - 1e-12, 9.0 + 1e-9 * x))
+    bound[70:73] = torch.tensor([10.0, 8.8 + 1e-12, 9.0])
+    return torch.stack(
+        [
+            (x - 9).index_fill(0, at[::2], 3.0),
+            (x - 9).index_fill(0, at[4:5], 3.0),
+            (x - 9).index_put((at,), 1 + x[: len(at)] / 9),
+            bound,
+            x / 30,
+            (x * 3).round() / 128,
+            torch.full((d,), -2.0, dtype=F64),
+            torch.where(i < 60, 0.001, 0.0).double(),
+            torch.where(i % 50 < 3, 0.2 + x / 50, 0.0),
+            x.cumsum(0) / 9,
+            torch.floor(i / 11) * 0.01,
+        ]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["fusedmax .1", "oscarmax .05"])
+@pytest.mark.parametrize(("d", "lam"), [(100, 0.0), (100, 2e-4), (100, 0.05), (64, 0), (700, 0)])
+@pytest.mark.parametrize("way", ["registers"])
+def test_groups_of_chains_in_triton(way, case, d, lam):
+    """Tiles of several rows, and of one; members of a group are equal to the bit."""
+    x = near_the_bound() if d == 100 else normal(2, d).cumsum(1) / 10
+    mask = normal(*x.shape, seed=1) > (9 if lam == 2e-4 else 0.5) * -1
+    lam = lam if d == 100 else 1 / d
+    given = [x, *(torch.full((len(x), 1), t, dtype=F64) for t in (1.0, lam))]
+    v = normal(*x.shape, seed=7)
+    (y, *got), (right, *wanted) = found_and_right(way, mapped(case, mask), given, v)
+    torch.testing.assert_close(y, right, rtol=0, atol=2e-15)
+    assert not bool((y[right == 0] != 0).any())
+    for have, row in zip(y, right, strict=True):
+        assert len(have.unique()) == len(row.unique())
+        assert all(len(have[row == value].unique()) == 1 for value in row[row > 0].unique())
+    for g, expected in zip(got, wanted, strict=True):
+        size = 1 + expected.abs().max()
+        torch.testing.assert_close(g, expected, rtol=0, atol=1e-11 * size.item())
 
 
 @pytest.mark.parametrize("d", [10, 64, 130, 700])

@@ -14,8 +14,6 @@ from devices import CUDA, TRITON_DEVICES, need_triton
 
 need_triton()
 
-from triton_attention import SMALL, TOLERANCE, dense, noted, omega_of, prepare  # noqa: E402
-
 import regmax  # noqa: E402
 from regmax import kernels  # noqa: E402
 from regmax.kernels.base import Arrangement, CannotLaunch  # noqa: E402
@@ -33,20 +31,59 @@ from regmax.nn import (  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 F32, F64 = torch.float32, torch.float64
+SMALL, TOLERANCE = (16, 16), 2e-5
 HALF = torch.bfloat16 if CUDA else torch.float16
 """The interpreter multiplies the bits of bfloat16 as integers."""
 
 
+def noted(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[Any]]:
+    """The calls of the kernel: their steps, and what they compute."""
+    steps: list[str] = []
+    arrangements: list[Any] = []
+    for step in ("forward", "backward"):
+        inner = getattr(ThresholdAttention, step)
+
+        def call(kernel: Any, how: Any, *args: Any, inner: Any = inner, step: str = step) -> Any:
+            steps.append(step)
+            arrangements.append(how)
+            return inner(kernel, how, *args)
+
+        monkeypatch.setattr(ThresholdAttention, step, call)
+    return steps, arrangements
+
+
+def omega_of(alpha: Any, heads: int, dtype: torch.dtype, device: str) -> Any:
+    """Tsallis, or with an α for each head that is learnt."""
+    if alpha != "learnt":
+        return regmax.regularizer("tsallis", alpha=alpha)
+    omega = AdaptiveEntmax(heads).to(device, dtype)
+    with torch.no_grad():
+        omega.a.copy_(torch.linspace(-3, 3, heads)[:, None, None])
+    return omega
+
+
+def dense(lengths: Any, causal: bool) -> torch.Tensor:
+    """Which keys each query of packed sequences sees, (L, S)."""
+    blocks = [torch.ones(n, m, dtype=torch.bool) for n, m in zip(*lengths, strict=True)]
+    return torch.block_diag(*(b.tril() if causal else b for b in blocks)).bool()
+
+
 @pytest.fixture(params=TRITON_DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    prepare(monkeypatch)
+    """On each, the kernel has small blocks."""
+    torch.manual_seed(0)
+    get = kernels.Lazy.get
+    monkeypatch.setattr(kernels.Lazy, "get", lambda lazy, device: get(lazy, "cuda"))
+    for name in ("entropy", "gini", "tsallis"):
+        kernel = importlib.import_module(f"regmax_{name}._gpu").KERNEL
+        monkeypatch.setattr(kernel.attention, "blocks", SMALL)
     return str(request.param)
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls of the kernel."""
-    return noted(monkeypatch)[0]
+def taken(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[Any]]:
+    """The calls of the kernel, and what they compute."""
+    return noted(monkeypatch)
 
 
 SOME, OTHERS = ((17, 0, 5, 20), (17, 0, 5, 20)), ((17, 3, 0, 20), (5, 0, 34, 21))
@@ -165,17 +202,18 @@ def entries(z: torch.Tensor, tau: torch.Tensor, a: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 16])
-@pytest.mark.parametrize("alpha", [1.0, 1.2, 2.0])
-def test_bounds(alpha: float, steps: int, device: str) -> None:
+@pytest.mark.parametrize(("alpha", "sink"), [(1.0, None), (1.2, None), (2.0, None), (2.0, 2.0)])
+def test_bounds(alpha: float, sink: float | None, steps: int, device: str) -> None:
     """One pass bounds τ from below, and a row's certificate its duality gap, after any step."""
     q, k = 3 * torch.randn(1, 1, 20, 8), torch.randn(1, 1, 70, 8)
     v, a = torch.randn(1, 1, 70, 8), alpha - 1
     kernel = ThresholdAttention(*powers.TSALLIS, blocks=SMALL, steps=steps, limit=torch.inf)
     on = [t.to(device) for t in (q, k, v)]
-    found = kernel.solve(Arrangement(0.5, 10), False, *on, None, None, 1.0, alpha)
+    found = kernel.solve(Arrangement(0.5, 10), False, *on, None, sink, 1.0, alpha)
     out, top, rest, total, gap = (t[0, 0].cpu().double() for t in found[:5])
     z = q[0, 0].double() @ k[0, 0].double().T / 2
     z = z.masked_fill(~torch.ones(20, 70, dtype=torch.bool).tril(10), -torch.inf)
+    z = z if sink is None else torch.nn.functional.pad(z, (0, 1), value=sink)
     low, high = z.amax(-1, keepdim=True), z.amax(-1, keepdim=True) + 70
     for _ in range(80):
         middle = (low + high) / 2
@@ -196,7 +234,7 @@ def test_bounds(alpha: float, steps: int, device: str) -> None:
     exact = r.amax(-1) - torch.where(y > 0, y * r, 0).sum(-1)
     assert bool((exact <= gap + 1e-5).all())
     assert torch.allclose(total, p.sum(-1), rtol=1e-5)
-    assert torch.allclose(out, y @ v[0, 0].double(), atol=TOLERANCE)
+    assert torch.allclose(out, y[:, :70] @ v[0, 0].double(), atol=TOLERANCE)
 
 
 def test_a_row_beyond_its_certificate_is_nan(device: str) -> None:
@@ -242,7 +280,7 @@ def test_rows_without_keys_and_rows_that_are_no_numbers(name: str, device: str, 
             want = attention(q, k, v, name, attn_mask=given, gamma=0.5 if given is mask else 1.0)
         torch.testing.assert_close(mine, want, rtol=0, atol=TOLERANCE, equal_nan=True)
         assert torch.equal(mine[0, 0, 2], torch.zeros_like(mine[0, 0, 2]))
-    assert len(taken) == 2
+    assert len(taken[0]) == 2
     g = torch.randn_like(mine)
     (have,), (expected,) = torch.autograd.grad(mine, v, g), torch.autograd.grad(want, v, g)
     torch.testing.assert_close(have, expected, rtol=0, atol=TOLERANCE, equal_nan=True)
@@ -254,7 +292,7 @@ def test_gradients_of_rows_without_keys(device: str, taken: Any) -> None:
     mine = attention(q, k, v, "sparsemax", attn_mask=mask)
     g = torch.randn_like(mine)
     have = torch.autograd.grad(mine, (q, k, v), g)
-    assert taken == ["forward", "backward"]
+    assert taken[0] == ["forward", "backward"]
     assert torch.equal(have[0][0, 0, :3], torch.zeros(3, 8, device=device))
     with kernels.reference():
         want = torch.autograd.grad(attention(q, k, v, "sparsemax", attn_mask=mask), (q, k, v), g)
@@ -280,7 +318,7 @@ def test_any_layout(device: str, taken: Any) -> None:
             want = attention(*given[:3], omega, attn_mask=given[3])
         assert mine.shape == want.shape
         torch.testing.assert_close(mine, want, rtol=0, atol=TOLERANCE)
-    assert taken == ["forward"] * 3
+    assert taken[0] == ["forward"] * 3
 
 
 def test_half_precision_and_autocast(device: str, taken: Any) -> None:
@@ -288,7 +326,7 @@ def test_half_precision_and_autocast(device: str, taken: Any) -> None:
     half = [t.to(HALF) for t in (q, k, v)]
     with torch.autocast(device, HALF):
         mine = attention(q, k, v, "entmax15")
-    assert taken == ["forward"]
+    assert taken[0] == ["forward"]
     assert mine.dtype == HALF
     assert torch.equal(mine, attention(*half, "entmax15"))
     have = torch.autograd.grad(mine.float().square().sum(), (q, k, v))
@@ -320,7 +358,7 @@ def test_otherwise_scores_are_computed(name: str, device: str, taken: Any) -> No
     with kernels.reference():
         torch.manual_seed(1)
         torch.testing.assert_close(mine, attention(q, k, v, **more), rtol=0, atol=TOLERANCE)
-    assert taken == []
+    assert taken[0] == []
 
 
 def test_tensors_that_no_kernel_takes(device: str, taken: Any) -> None:
@@ -341,7 +379,7 @@ def test_tensors_that_no_kernel_takes(device: str, taken: Any) -> None:
     attention(q, k, v, "sparsemax", scale=scale).square().sum().backward()
     assert scale.grad is not None
     torch.func.vmap(lambda q: attention(q, k[0], v[0], "sparsemax"))(q)
-    assert taken == []
+    assert taken[0] == []
     for wrong in (
         {"attn_mask": torch.ones(7, 3, dtype=torch.bool)},
         {"gamma": torch.ones(2, 3, 3)},
@@ -353,7 +391,7 @@ def test_tensors_that_no_kernel_takes(device: str, taken: Any) -> None:
         attention(q, k, v, "sparsemax", gamma=-1.0)
     with pytest.raises(ValueError, match="enable_gqa"):
         attention(q, k[:, :1].expand(1, 3, 3, 8), v, "sparsemax", enable_gqa=True)
-    assert taken == []
+    assert taken[0] == []
 
 
 def test_a_shared_mask_that_learns_is_no_larger_than_a_chunk(
@@ -363,9 +401,9 @@ def test_a_shared_mask_that_learns_is_no_larger_than_a_chunk(
     bias = torch.randn(1, 1, 20, 20, device=device, requires_grad=True)
     monkeypatch.setitem(chunks.SCORES, device, 300)
     attention(q, k, v, "sparsemax", attn_mask=bias)
-    assert taken == []
+    assert taken[0] == []
     attention(q, k, v, "sparsemax", attn_mask=bias.detach())
-    assert taken == ["forward"]
+    assert taken[0] == ["forward"]
 
 
 def test_second_derivatives_are_of_the_scores(device: str, taken: Any) -> None:
@@ -379,7 +417,7 @@ def test_second_derivatives_are_of_the_scores(device: str, taken: Any) -> None:
         return torch.autograd.grad(sum((t.square().sum() for t in first), q.sum()), inputs)
 
     mine = second()
-    assert taken == ["forward", "backward"]
+    assert taken[0] == ["forward", "backward"]
     with kernels.reference():
         want = second()
     for a, b in zip(mine, want, strict=True):
@@ -387,7 +425,7 @@ def test_second_derivatives_are_of_the_scores(device: str, taken: Any) -> None:
     out = attention(q, k, v, "sparsemax")
     g = torch.randn(3, *out.shape, device=device)
     (many,) = torch.autograd.grad(out, q, g, retain_graph=True, is_grads_batched=True)
-    assert taken == ["forward", "backward", "forward"]
+    assert taken[0] == ["forward", "backward", "forward"]
     for one, each in zip(many, g, strict=True):
         torch.testing.assert_close(torch.autograd.grad(out, q, each, retain_graph=True)[0], one)
 
@@ -412,3 +450,77 @@ def test_what_does_not_fit_the_device_warns_once(
     with pytest.warns(RuntimeWarning, match="does not fit this device"):
         torch.testing.assert_close(attention(q, k, v, "sparsemax"), want)
     torch.testing.assert_close(attention(q, k, v, "sparsemax"), want)
+
+
+# -- packed sequences, sinks and dropout, where they are odd ---------------------------------------
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
+def test_sinks_that_are_no_numbers(name: str, device: str, taken: Any) -> None:
+    q, k, v = (torch.randn(1, 4, 5, 8, device=device) for _ in range(3))
+    sink = torch.tensor([-torch.inf, torch.inf, torch.nan, -1e38], device=device)[:, None, None]
+    mask = torch.ones(5, 5, dtype=torch.bool, device=device)
+    mask[1] = False
+    mine = attention(q, k, v, name, attn_mask=mask, sink=sink, gamma=0.1)
+    assert taken[0] == ["forward"]
+    with kernels.reference():
+        want = attention(q, k, v, name, attn_mask=mask, sink=sink, gamma=0.1)
+    torch.testing.assert_close(mine, want, rtol=0, atol=TOLERANCE, equal_nan=True)
+    assert bool(mine[0, 1:3].isnan().all())
+    assert torch.equal(mine[0, 0, 1], torch.zeros_like(mine[0, 0, 1]))
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "softmax"])
+def test_a_sink_that_takes_all(name: str, device: str, taken: Any) -> None:
+    """A weight of 1 on the sink: the results and all gradients are 0."""
+    q, k, v = (torch.randn(1, 1, 20, 8, device=device, requires_grad=True) for _ in range(3))
+    sink = torch.tensor(1e3, device=device, requires_grad=True)
+    out = attention(q, k, v, name, sink=sink)
+    found = torch.autograd.grad(out, (q, k, v, sink), torch.randn_like(out))
+    assert taken[0] == ["forward", "backward"]
+    assert not any(bool(t.any()) for t in (out, *found))
+
+
+def test_dropout_has_seeds(device: str, taken: Any) -> None:
+    q, k, v = (torch.randn(1, 2, 40, 8, device=device) for _ in range(3))
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(attention(q, k, v, "softmax", dropout_p=0.5))
+    assert taken[0] == ["forward"] * 3
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
+    one, other = taken[1][0], taken[1][2]
+    kept = [ThresholdAttention(powers.LINEAR).factors(how, q, k) > 0 for how in (one, other)]
+    assert 0.4 < float((kept[0] == kept[1]).float().mean()) < 0.6
+    heads = kept[0][0]
+    assert 0.4 < float((heads[0] == heads[1]).float().mean()) < 0.6
+    assert 0.4 < float((heads[0, 1:] == heads[0, :-1]).float().mean()) < 0.6
+
+
+@pytest.mark.parametrize("more", ["packed", "sink", "drop"])
+def test_second_derivatives(more: str, device: str, taken: Any) -> None:
+    q, k, v = (torch.randn(1, 1, 8, 8, device=device, requires_grad=True) for _ in range(3))
+    sink = torch.full((1, 1, 1), 0.5, device=device, requires_grad=True)
+    omega = AdaptiveEntmax(1).to(device)
+    places = torch.tensor([0, 5, 8], device=device) if more != "sink" else None
+    out = attention(
+        *(q, k, v, omega), sink=sink, cu_seq_q=places, dropout_p=0.3 if more == "drop" else 0.0
+    )
+    inputs = (q, k, v, sink, omega.a)
+    once = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
+    graph = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+    for mine, want in zip(graph, once, strict=True):
+        torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)
+    assert taken[0] == ["forward", "backward"]
+    kept = ThresholdAttention(powers.LINEAR).factors(taken[1][0], q, k) if more == "drop" else 1.0
+    mask = None if places is None else dense(((5, 3), (5, 3)), False).to(device)
+    with kernels.reference():
+        weights = attention_weights(q, k, omega, attn_mask=mask, sink=sink)
+        want = ((weights * kept) @ v).square().sum()
+        want = torch.autograd.grad(want, inputs, create_graph=True)
+    mine, want = (
+        torch.autograd.grad(sum(t.square().sum() for t in each), inputs) for each in (graph, want)
+    )
+    for a, b in zip(mine, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from omegas import Cubic
 from torch.nn import functional as F
 
 import regmax
@@ -15,17 +16,12 @@ F64 = torch.float64
 ROWS, FEATURES, CLASSES = 13, 5, 40
 
 
-class Cubes(regmax.Regularizer):
-    def value(self, y):
-        return y.square().sum(-1) / 2 + y.pow(3).sum(-1) / 6
-
-
 OMEGAS = {
     "softmax": regmax.regularizer("entropy"),
     "sparsemax": regmax.regularizer("gini"),
     "entmax15": regmax.regularizer("tsallis", alpha=1.5),
     "fusedmax": regmax.regularizer("tv", lam=0.1),
-    "own": Cubes(),
+    "own": Cubic(),
 }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from mapping_checks import normal
+from row_checks import everything, same_in_any_batch
 
 from regmax import RegularizedMax, Regularizer
 from regmax.kernels.products import Steady
@@ -42,20 +43,6 @@ TERMS = {
 }
 
 
-def everything(layer, x, v):
-    x = x.clone().requires_grad_()
-    y = layer(x)
-    (gradient,) = torch.autograd.grad(y, x, v)
-    solution = layer.solve(x)
-    return {
-        "y": y.detach(),
-        "gradient": gradient,
-        "y of solve": solution.y.detach(),
-        "error_bound": solution.error_bound,
-        "iterations": solution.iterations,
-    }
-
-
 def case(seed, product, term, rows=8):
     """Ω, and rows whose supports are of many sizes."""
     g = torch.Generator().manual_seed(seed)
@@ -69,7 +56,6 @@ def case(seed, product, term, rows=8):
 
 # every product with the curvature that needs a factorisation, every term with one product
 COUPLED = [*((product, "norm") for product in PRODUCTS), *(("@", term) for term in TERMS)]
-BATCHES = ([3], [5, 5, 5], [1, 6, 4], [7, 6, 5, 4, 3, 2, 1, 0])
 
 
 @pytest.mark.parametrize(("product", "term"), dict.fromkeys(COUPLED))
@@ -78,12 +64,7 @@ def test_any_batch(product, term):
         omega, x, v = case(8 * seed + len(product) + len(term), product, term)
         layer = RegularizedMax(omega, on_failure="ignore")
         for dtype in (torch.float64, torch.float32):
-            x, v = x.to(dtype), v.to(dtype)
-            among = everything(layer, x, v)
-            for rows in BATCHES:
-                found = everything(layer, x[rows], v[rows])
-                for what, numbers in found.items():
-                    assert torch.equal(numbers, among[what][rows]), (what, seed, dtype, rows)
+            same_in_any_batch(layer, x.to(dtype), v.to(dtype))
 
 
 def test_any_batch_on_two_threads():

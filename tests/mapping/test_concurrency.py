@@ -11,6 +11,7 @@ import threading
 
 import pytest
 import torch
+from omegas import Quadratic, penalty_of
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -21,11 +22,6 @@ from regmax.nn import AdaptiveEntmax, MultiheadAttention
 F64 = torch.float64
 X = torch.randn(3, 6, dtype=F64, generator=torch.Generator().manual_seed(0))
 INDEX = torch.tensor([0, 5, 2])
-ARGUMENTS = {
-    "graph_tv": {"edges": [(0, 1), (1, 3)], "nodes": 6},
-    "grid_tv": {"shape": (2, 3)},
-    "owl": {"weights": (3.0, 2.5, 2, 1, 0.1, -1)},
-}
 
 
 class Separable(regmax.Regularizer):
@@ -36,14 +32,6 @@ class Separable(regmax.Regularizer):
 
     def value(self, y):
         return (self.w * y.square() + y.pow(4)).sum(-1)
-
-
-class Quadratic(regmax.Regularizer):
-    def __init__(self, a):
-        self.a = a
-
-    def value(self, y):
-        return ((y @ self.a) * y).sum(-1) / 2
 
 
 def learnt(value):
@@ -58,7 +46,7 @@ def cases():
         if key:
             yield f"{name}, learning", RegularizedMax(omega(name, **{key[0]: learnt([1.3])}), 0.5)
     for name in regmax.available("penalty"):
-        r = penalty(name, **ARGUMENTS.get(name, {}))
+        r = penalty_of(name)
         yield f"entropy + {name}", RegularizedMax(omega("entropy") + learnt(0.1) * r)
     w = torch.arange(1.0, 7, dtype=F64)
     yield "separable", RegularizedMax(Separable(nn.Parameter(w)))

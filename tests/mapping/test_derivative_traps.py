@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mapping_checks import normal
+from omegas import Weighted
 from torch import nn
 from torch.autograd import forward_ad, grad
 from torch.nn.utils import parametrize
@@ -11,16 +12,6 @@ import regmax
 from regmax import RegularizedMax, Regularizer, functional, kernels
 
 F64 = torch.float64
-
-
-class Weighted(Regularizer):
-    """½ Σ w_i y_i², by value."""
-
-    def __init__(self, w):
-        self.w = w
-
-    def value(self, y):
-        return (self.w * y.square()).sum(-1) / 2
 
 
 def loss(y):

@@ -2,8 +2,10 @@
 of every mode are in the grid."""
 
 import functools
+import gc
 import io
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from regmax.regularizers.registry import Offer, registry
 F64 = torch.float64
 RANGED = ("alpha", "p", "lam")
 NAMES = ("softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax")
+KEYS = {"entmax": "alpha", "pnormmax": "p", "fusedmax": "lam", "oscarmax": "lam"}
 # forward mode warns that it is in beta
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 
@@ -236,6 +239,25 @@ def test_a_curvature_too_large_to_write_down_says_so():
 
     with pytest.raises(NotImplementedError, match="declare its curvature"):
         vmap(regmax.RegularizedMax(Coupled()))(normal(2, 600))
+
+
+@pytest.mark.parametrize(("name", "key"), KEYS.items())
+def test_numbers_are_checked_at_every_call_and_freed(name, key):
+    mapping, x = getattr(functional, name), normal(4, 8)
+    number = 0.4 if key == "lam" else 1.4
+    for _ in range(3):
+        theta = torch.full((4, 1), number, dtype=F64, requires_grad=True)
+        gone = weakref.ref(theta)
+        mapping(x, **{key: theta})
+        with torch.no_grad():
+            theta[2] = -1.0
+        with pytest.raises(ValueError, match=rf"{key} must be .*; got -1 at index \(2, 0\)"):
+            mapping(x, **{key: theta})
+        with pytest.raises(ValueError, match=f"{key} must broadcast to x"):
+            mapping(x, **{key: theta[:2]})
+        del theta
+        gc.collect()
+        assert gone() is None
 
 
 @pytest.mark.parametrize("name", NAMES)

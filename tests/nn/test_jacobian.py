@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mapping_checks import normal as drawn
+from omegas import Cubic
 from torch.autograd import forward_ad
 
 import regmax
@@ -16,13 +17,6 @@ OMEGAS = {
     "fusedmax": regmax.regularizer("tv"),
     "fused entmax": regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv"),
 }
-
-
-class Cubic(regmax.Regularizer):
-    """An Ω by its value alone."""
-
-    def value(self, y):
-        return y.square().sum(-1) + 0.3 * y.pow(3).sum(-1)
 
 
 OMEGAS["by value"] = Cubic()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from omegas import Quartic
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-import regmax
 from regmax.nn import AdaptiveEntmax, attention, attention_weights
 
 F64 = torch.float64
@@ -66,13 +66,6 @@ def test_wrong_arguments():
         attention(q, q, q, "softmax", attn_mask=torch.ones(1).bool())
     with pytest.raises(ValueError, match="must be None for nested q, k and v, which hold them"):
         attention(q, q, q, "softmax", cu_seq_q=q.offsets())
-
-
-class Quartic(regmax.Regularizer):
-    """An Ω of a user, with its value alone."""
-
-    def value(self, y):
-        return y.square().sum(-1) / 2 + y.pow(4).sum(-1)
 
 
 LENGTHS = ([4, 0, 1, 6], [3, 2, 0, 9])

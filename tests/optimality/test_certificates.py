@@ -66,23 +66,6 @@ def test_an_inexact_answer_is_within_its_bound(name, way):
 # -- solvers ---------------------------------------------------------------------------------------
 
 
-class Mirror(Solver):
-    """Mirror descent with the entropy: what should be 0 becomes small, and never 0."""
-
-    name = "mirror"
-
-    def unsuitable(self, problem):
-        return None
-
-    def run(self, problem, tol, max_iter):
-        y = problem.initial()
-        for _ in range(3000):
-            slope = problem.slope(y)
-            y = y.clamp_min(1e-320) * (0.3 * (slope - slope.amax(-1, keepdim=True))).exp()
-            y = y / y.sum(-1, keepdim=True)
-        return y, torch.full(y.shape[:-1], 3000)
-
-
 class Says(Solver):
     """Returns what a function makes of the right answer for Gini."""
 
@@ -99,16 +82,6 @@ class Says(Solver):
         iterations = torch.ones(y.shape[:-1], dtype=torch.int64)
         found = self.change(y, problem)
         return found if isinstance(found, tuple) else (found, iterations)
-
-
-def test_zeros_are_zero_before_anything_is_differentiated():
-    x, v = draw(200, 4, scale=2).requires_grad_(), draw(200, 4, seed=1)
-    y = RegularizedMax(regmax.regularizer("gini"), solver=Mirror())(x)
-    expected = sparsemax(x)
-    assert torch.equal(y > 0, expected > 0)
-    torch.testing.assert_close(y, expected, atol=1e-8, rtol=0)
-    (got,), (wanted,) = (torch.autograd.grad(t, x, v) for t in (y, expected))
-    torch.testing.assert_close(got, wanted, atol=1e-10, rtol=0)
 
 
 REFUSED = {

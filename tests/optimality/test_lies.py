@@ -81,6 +81,7 @@ CHANGES = {
     "of the other sign": lambda t: -t,
     "zeros": lambda t: 0 * t,
     "no zeros": lambda t: t + 1e-9 * (t == 0),
+    "hardly zeros": lambda t: t + 1e-320 * (t == 0),
     "infinite": lambda t: t / 0,
     "NaN": lambda t: t * torch.nan,
     "99 more in a row": lambda t: torch.cat([t[:1] + 99, t[1:]]),
@@ -169,4 +170,5 @@ def test_no_lie_is_taken_for_the_truth(name, method, change):
     assert bool((off <= solution.error_bound[sure] + 1e-15).all())
     assert bool((off <= 1e-8).all())
     torch.testing.assert_close(y[sure], expected[sure], rtol=0, atol=2e-8)
+    assert torch.equal(y[sure] == 0, expected[sure] == 0)
     torch.testing.assert_close(g[sure], slope[sure], rtol=0, atol=1e-6)

@@ -6,6 +6,7 @@ import builtins
 
 import pytest
 import torch
+from omegas import Quartic
 
 import regmax
 from regmax import RegularizedMax, plots
@@ -81,9 +82,6 @@ class TestMapping:
         assert "a row of 12 scores" in texts(figure)
 
     def test_an_omega_of_ones_own_by_its_value(self):
-        class Quartic(regmax.Regularizer):
-            def value(self, y):
-                return y.pow(4).sum(-1) + y.square().sum(-1) / 2
 
         assert "Quartic(): " in " ".join(texts(plots.mapping(Quartic())))
 

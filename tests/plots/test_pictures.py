@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from omegas import Weighted
 
 import regmax
 from regmax import RegularizedMax, plots
@@ -26,16 +27,6 @@ class Elastic(regmax.Regularizer):
 
     def value(self, y):
         return self.per_row("mu") * y.square().sum(-1) / 2 - torch.special.entr(y).sum(-1)
-
-
-class Priced(regmax.Regularizer):
-    """For rows of as many entries as it has weights, which it does not declare."""
-
-    def __init__(self, w):
-        self.w = w
-
-    def value(self, y):
-        return (self.w * y.square()).sum(-1) / 2
 
 
 FIRST = ["entropy", "gini", "oscar", "pnorm"]
@@ -245,7 +236,7 @@ class TestRefuses:
             draw({"on a grid": grid})
 
     def test_a_number_of_entries_that_is_not_declared(self, draw):
-        omega = Priced(torch.arange(1.0, 6.0))
+        omega = Weighted(torch.arange(1.0, 6.0))
         with pytest.raises(ValueError, match=r"made for rows of another number of .*or path at a"):
             draw(omega)
         x = torch.linspace(-1, 1, 5)

@@ -249,18 +249,6 @@ def test_arguments(arguments, error, message):
         regmax.penalty("graph_tv", **arguments)
 
 
-def test_weights_that_leave_their_range():
-    w = torch.ones(len(EDGES), dtype=F64, requires_grad=True)
-    layer = regmax.RegularizedMax(
-        regmax.Penalized(regmax.regularizer("gini"), graph(weights=w), 0.1)
-    )
-    layer(normal(2, 6))
-    with torch.no_grad():
-        w[3] = -0.5
-    with pytest.raises(ValueError, match=r"weights must be finite and >= 0; got -0.5 at index 3"):
-        layer(normal(2, 6))
-
-
 def test_without_numba():
     """The same functions, not compiled: the same numbers."""
     script = (

@@ -120,13 +120,3 @@ def test_rows_of_another_length():
     inner = regmax.Penalized(regmax.regularizer("gini"), grid, 0.1)
     with pytest.raises(ValueError, match=r"rows of 4 entries, and OWL\(.*\) for rows of 6"):
         _ = regmax.Penalized(inner, penalty, 0.1).entries
-
-
-def test_weights_that_leave_their_range():
-    w = torch.tensor(ROWS[0], dtype=F64, requires_grad=True)
-    layer = regmax.RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), owl(w), 0.1))
-    layer(normal(2, 6))
-    with torch.no_grad():
-        w[3] = 7.0
-    with pytest.raises(ValueError, match="weights must not increase; got 1 at index 2 and then 7"):
-        layer(normal(2, 6))

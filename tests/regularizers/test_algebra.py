@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from mapping_checks import normal
+from omegas import Weighted
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -40,16 +41,6 @@ class Symmetric(Regularizer):
 
     def value(self, y):
         return y.square().sum(-1) / 2 + y.pow(3).sum(-1) / 3
-
-
-class Weighted(Regularizer):
-    """By its value alone, with a tensor inside."""
-
-    def __init__(self, w):
-        self.w = w
-
-    def value(self, y):
-        return (self.w * y * y).sum(-1) / 2
 
 
 EXPRESSIONS = {

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from bad_omegas import omega_of
+from omegas import Square, Weighted
 
 import regmax
 from regmax import PluginError, RegularizedMax, Regularizer, RegularizerError
@@ -12,11 +13,6 @@ f = regmax.functional
 X = torch.tensor([[0.1, 0.4, -0.3], [1.0, 0.2, 0.3]], dtype=F64)
 GINI = regmax.regularizer("gini")
 MAPPINGS = ("softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax")
-
-
-class Square(Regularizer):
-    def value(self, y):
-        return y.square().sum(-1) / 2
 
 
 def calls():
@@ -252,16 +248,6 @@ def test_closed_form_at_fault(formula, match):
     type(omega).closed_form = formula
     with pytest.raises(RegularizerError, match=match):
         RegularizedMax(omega)(X)
-
-
-class Weighted(Regularizer):
-    """A vector for rows of its length, which it does not declare."""
-
-    def __init__(self, w):
-        self.w = w
-
-    def value(self, y):
-        return (self.w * y * y).sum(-1)
 
 
 class WithFormula(Weighted):

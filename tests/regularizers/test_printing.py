@@ -7,6 +7,7 @@ import inspect
 
 import pytest
 import torch
+from omegas import penalty_of
 from torch import nn
 
 import regmax
@@ -96,11 +97,6 @@ def learnt(value, dtype=torch.float32):
     return nn.Parameter(torch.tensor(value, dtype=dtype))
 
 
-ARGUMENTS = {
-    "graph_tv": {"edges": [(0, 1), (1, 3)], "weights": (0.5, 2.0), "nodes": 6},
-    "grid_tv": {"shape": (2, 3)},
-    "owl": {"weights": (3.0, 2.5, 2, 1, 0.1, -1)},
-}
 HEADS = torch.tensor([1.1, 1.5, 1.9]).reshape(3, 1, 1)
 
 
@@ -120,9 +116,10 @@ def regularizers():
 
 def penalties():
     for name in regmax.available("penalty"):
-        yield regmax.penalty(name, **ARGUMENTS.get(name, {}))
+        yield penalty_of(name)
     yield regmax.penalty("owl", weights=learnt([2.0, 1.0]))
     yield regmax.penalty("graph_tv", edges=[(0, 1)], weights=number([0.3]))
+    yield regmax.penalty("graph_tv", edges=[(0, 1), (1, 3)], weights=(0.5, 2.0), nodes=6)
 
 
 def expressions():

@@ -120,95 +120,57 @@ def test_a_third_party_is_seen_everywhere(install):
     assert got["grad"] == pytest.approx(0, abs=1e-12)
 
 
+def hooked(returned, before="", hook="regmax_regularizers()"):
+    """A plugin whose hook returns this, or fails."""
+    returned = returned if returned.startswith("raise") else f"return {returned}"
+    return f"import regmax\n{before}@regmax.hookimpl\ndef {hook}:\n    {returned}"
+
+
+def named(body, base="regmax.Regularizer"):
+    """A plugin that offers one class."""
+    return hooked("[A]", f"class A({base}):\n    {body}\n")
+
+
+HOOK = "regmax_regularizers"
 FAULTS = {
-    "import error": ("import no_such_module_here", ["no_such_module_here"], "import"),
-    "raising hook": (
-        "import regmax\n@regmax.hookimpl\ndef regmax_regularizers():\n    raise OSError('boom')",
-        ["boom", "regmax_regularizers"],
-        None,
-    ),
-    "no list": (
-        "import regmax\n@regmax.hookimpl\ndef regmax_regularizers():\n    return 7",
-        ["regmax_regularizers", "int"],
-        None,
-    ),
-    "no classes": (
-        "import regmax\n@regmax.hookimpl\ndef regmax_regularizers():\n    return [3]",
-        ["regmax_regularizers", "class", "3"],
-        None,
-    ),
+    "import error": ("import no_such_module_here", ["no_such_module_here"]),
+    "raising hook": (hooked("raise OSError('boom')"), ["boom", HOOK]),
+    "no list": (hooked("7"), [HOOK, "int"]),
+    "no classes": (hooked("[3]"), [HOOK, "class", "3"]),
     "a class of another kind": (
-        (
-            "import regmax\nclass A:\n    name = 'aaa'\n    mapping = 'aaamax'\n"
-            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
-        ),
-        ["regmax_regularizers", "Regularizer"],
-        None,
+        named("name, mapping = 'aaa', 'aaamax'", "object"),
+        [HOOK, "Regularizer"],
     ),
-    "no name": (
-        (
-            "import regmax\nclass A(regmax.Regularizer):\n    pass\n"
-            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
+    "no name": (named("pass"), [HOOK, "name"]),
+    "a mapping that is no name": (named("name, mapping = 'aaa', 5"), [HOOK, "mapping"]),
+    "a name of many lines": (named("name = 'a\\nb'"), [HOOK, "printable"]),
+    "a mapping called torch": (named("name, mapping = 'aaa', 'torch'"), [HOOK, "'torch'"]),
+    "a solver called auto": (
+        hooked(
+            "[A]",
+            "from regmax.solvers import Solver\nclass A(Solver):\n    name = 'auto'\n",
+            "regmax_solvers()",
         ),
-        ["regmax_regularizers", "name"],
-        None,
+        ["regmax_solvers", "auto"],
     ),
-    "a mapping that is no name": (
-        (
-            "import regmax\nclass A(regmax.Regularizer):\n    name = 'aaa'\n    mapping = 5\n"
-            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
-        ),
-        ["regmax_regularizers", "mapping"],
-        None,
+    "misspelt hook": (
+        hooked("[]", hook="regmax_regularisers()"),
+        ["regmax_regularisers", HOOK],
     ),
-    "exit": ("import sys\nprint('bye')\nsys.exit(0)", ["SystemExit: 0"], None),
-    "interrupt": ("raise KeyboardInterrupt", ["import: KeyboardInterrupt"], None),
+    "unknown argument": (hooked("[]", hook="regmax_regularizers(config)"), [HOOK, "config"]),
+    "exit": ("import sys\nprint('bye')\nsys.exit(0)", ["SystemExit: 0"]),
+    "interrupt": ("raise KeyboardInterrupt", ["import: KeyboardInterrupt"]),
     "an error without a text": (
         "class E(Exception):\n    def __str__(self): raise SystemExit(3)\nraise E",
         ["E: (no text: its __str__ raises SystemExit)"],
-        None,
     ),
-    "an endless error": ("raise ValueError('x' * 5_000_000)", ["ValueError: xxx", "5000000"], None),
-    "a name of many lines": (
-        (
-            "import regmax\nclass A(regmax.Regularizer):\n    name = 'a\\nb'\n"
-            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
-        ),
-        ["regmax_regularizers", "printable"],
-        None,
-    ),
-    "a mapping called torch": (
-        (
-            "import regmax\nclass A(regmax.Regularizer):\n    name, mapping = 'aaa', 'torch'\n"
-            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
-        ),
-        ["regmax_regularizers", "'torch'"],
-        None,
-    ),
-    "a solver called auto": (
-        (
-            "from regmax.solvers import Solver\nimport regmax\nclass A(Solver):\n"
-            "    name = 'auto'\n@regmax.hookimpl\ndef regmax_solvers():\n    return [A]"
-        ),
-        ["regmax_solvers", "auto"],
-        None,
-    ),
-    "misspelt hook": (
-        "import regmax\n@regmax.hookimpl\ndef regmax_regularisers():\n    return []",
-        ["regmax_regularisers", "regmax_regularizers"],
-        None,
-    ),
-    "unknown argument": (
-        "import regmax\n@regmax.hookimpl\ndef regmax_regularizers(config):\n    return []",
-        ["regmax_regularizers", "config"],
-        None,
-    ),
+    "an endless error": ("raise ValueError('x' * 5_000_000)", ["ValueError: xxx", "5000000"]),
 }
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_one_warning_and_the_rest_works(install, fault):
-    source, words, _ = FAULTS[fault]
+    source, words = FAULTS[fault]
     install("bad-dist", f"bad_{fault.replace(' ', '_')}", source, entry="badplug")
     install("good-dist", f"good_{fault.replace(' ', '_')}", good())
     made, messages = registry(recorded=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from mapping_checks import normal
+from omegas import Entropy, Power, Square
 
 import regmax
 from regmax import ConvergenceError, ConvergenceWarning, RegularizedMax, Regularizer
@@ -14,24 +15,6 @@ from regmax.kernels import reference
 from regmax.solvers import Solver
 
 F64 = torch.float64
-
-
-class Square(Regularizer):
-    def value(self, y):
-        return y.square().sum(-1) / 2
-
-
-class Power(Regularizer):
-    def __init__(self, alpha):
-        self.alpha = alpha
-
-    def value(self, y):
-        return (y.pow(self.alpha).sum(-1) - 1) / (self.alpha * (self.alpha - 1))
-
-
-class Entropy(Regularizer):
-    def value(self, y):
-        return torch.xlogy(y, y).sum(-1)
 
 
 class SquaredNorm(Regularizer):

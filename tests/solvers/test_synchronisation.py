@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from mapping_checks import normal
+from omegas import Power
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -59,14 +60,6 @@ class Lists(TorchFunctionMode):
         if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu):
             self.found[func.__name__] += 1
         return func(*args, **(kwargs or {}))
-
-
-class Power(Regularizer):
-    def __init__(self, alpha):
-        self.alpha = alpha
-
-    def value(self, y):
-        return (y**self.alpha).sum(-1) / (self.alpha * (self.alpha - 1))
 
 
 class Entropy(Regularizer):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from row_checks import same_in_any_batch
 
 import regmax
 from regmax import RegularizedMax, Regularizer, RegularizerError, functional
@@ -138,15 +139,4 @@ def penalized(name, penalty, lam=0.1):
 def test_a_row_has_the_same_bits_in_any_batch(name, penalty):
     omega = omega_of(name) if penalty is None else penalized(name, penalty)
     layer, n = RegularizedMax(omega, on_failure="ignore"), 40 if penalty else 20
-    x, v = scores(n, 6, seed=3), scores(n, 6)
-
-    def everything(rows):
-        leaf = x[rows].requires_grad_()
-        solution = layer.solve(x[rows])
-        (gradient,) = torch.autograd.grad(layer(leaf), leaf, v[rows])
-        return solution.y, solution.error_bound, solution.iterations, gradient
-
-    among = everything(list(range(n)))
-    for rows in ([3], [5, 5], [1, 6, 4], list(range(n - 1, -1, -1))):
-        for alone, all_rows in zip(everything(rows), among, strict=True):
-            assert torch.equal(alone, all_rows[rows])
+    same_in_any_batch(layer, scores(n, 6, seed=3), scores(n, 6))

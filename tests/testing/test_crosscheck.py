@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from mapping_checks import normal as scores
+from omegas import Quartic
 
 import regmax
 from regmax import AtMost, Box, Penalized, Regularizer, Simplex, crosscheck
@@ -270,13 +271,8 @@ def test_report_of_a_failure():
     assert report.rows[0]["wrong"] == ["closed form"]
 
 
-class ByValue(Regularizer):
-    def value(self, y):
-        return y.square().sum(-1) / 2 + y.pow(4).sum(-1)
-
-
 def test_a_backend_that_cannot_take_omega_is_skipped():
-    report = crosscheck(ByValue(), scores(3, 5), ALL)
+    report = crosscheck(Quartic(), scores(3, 5), ALL)
     assert report.ok
     assert len(report.skipped) == 2
     for name, text in zip(("cvxpylayers", "cvxpy"), report.skipped, strict=True):
@@ -287,7 +283,7 @@ def test_a_backend_that_cannot_take_omega_is_skipped():
 
 
 def test_nothing_compared_is_not_ok():
-    report = crosscheck(ByValue(), scores(3, 5), ("cvxpy",))
+    report = crosscheck(Quartic(), scores(3, 5), ("cvxpy",))
     assert report.pairs == []
     assert not report.ok
 

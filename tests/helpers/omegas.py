@@ -1,0 +1,100 @@
+"""Ω of a user, each by its value alone; and two whose plugin is at fault."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import regmax
+from regmax import Regularizer
+
+
+class Square(Regularizer):
+    """½‖y‖²."""
+
+    def value(self, y: Tensor) -> Tensor:
+        return y.square().sum(-1) / 2
+
+
+class Cubic(Regularizer):
+    """Σ ½yᵢ² + yᵢ³/6."""
+
+    def value(self, y: Tensor) -> Tensor:
+        return (y.square() / 2 + y.pow(3) / 6).sum(-1)
+
+
+class Quartic(Regularizer):
+    """Σ ½yᵢ² + yᵢ⁴."""
+
+    def value(self, y: Tensor) -> Tensor:
+        return y.square().sum(-1) / 2 + y.pow(4).sum(-1)
+
+
+class Entropy(Regularizer):
+    """Σ yᵢ log yᵢ."""
+
+    def value(self, y: Tensor) -> Tensor:
+        return torch.xlogy(y, y).sum(-1)
+
+
+class Power(Regularizer):
+    """(Σ yᵢ^α − 1)/(α(α − 1))."""
+
+    def __init__(self, alpha: float | Tensor) -> None:
+        self.alpha = alpha
+
+    def value(self, y: Tensor) -> Tensor:
+        return (y.pow(self.alpha).sum(-1) - 1) / (self.alpha * (self.alpha - 1))
+
+
+class Weighted(Regularizer):
+    """½ Σ wᵢ yᵢ²."""
+
+    def __init__(self, w: float | Tensor) -> None:
+        self.w = w
+
+    def value(self, y: Tensor) -> Tensor:
+        return (self.w * y.square()).sum(-1) / 2
+
+
+class Quadratic(Regularizer):
+    """½ yᵀQy + Σ yᵢ³/3."""
+
+    def __init__(self, q: Tensor) -> None:
+        self.q = q
+
+    def value(self, y: Tensor) -> Tensor:
+        return ((y @ self.q) * y).sum(-1) / 2 + y.pow(3).sum(-1) / 3
+
+
+class Raises(Regularizer):
+    """Its code fails."""
+
+    name = "raises"
+
+    def value(self, y: Tensor) -> Tensor:
+        raise ZeroDivisionError("a fault of the plugin")
+
+
+class Demanding(Regularizer):
+    """It has no default for its hyperparameter."""
+
+    name = "demanding"
+
+    def __init__(self, price: float) -> None:
+        self.price = price
+
+    def value(self, y: Tensor) -> Tensor:
+        return self.price * y.square().sum(-1)
+
+
+ARGUMENTS: dict[str, dict[str, object]] = {
+    "graph_tv": {"edges": [(0, 1), (1, 2), (2, 0), (3, 4)], "nodes": 6},
+    "grid_tv": {"shape": (2, 3)},
+    "owl": {"weights": (3.0, 2.5, 2, 1, 0.1, -1)},
+}
+
+
+def penalty_of(name: str, **more: object) -> regmax.Penalty:
+    """The penalty of this name, for rows of 6 entries."""
+    return regmax.penalty(name, **ARGUMENTS.get(name, {}) | more)
