@@ -26,10 +26,9 @@ from ..mapping.methods.base import reduced as summed
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.kernel import kernel_of
 from ..mapping.methods.solver import Settings
-from ..mapping.rows import HALF, Rows, aligned, computes, prepare
+from ..mapping.rows import HALF, Rows, aligned, prepare, refuse_hidden_at
 from ..nn import gradients
 from ..regularizers import arguments
-from ..regularizers.identity import may_hide, refuse_hidden
 from ..regularizers.regularizer import Regularizer, frozen
 from . import on_domain
 from .by_kernel import Solved, from_its_value, of_rows, scaled
@@ -83,18 +82,9 @@ def losses(
     if known is None and learns:
         return reference(omega, x, gamma, mask, target, skip, settings)
     out = gradients.apply(task, x, gamma, *inside)
-    if known is None and torch.is_grad_enabled() and may_hide(omega):
-        refuse_hidden(*_uniform(omega, x), mask)
+    if known is None:
+        refuse_hidden_at(omega, x, mask)
     return out
-
-
-def _uniform(omega: Regularizer, x: Tensor) -> tuple[Regularizer, Tensor]:
-    """Ω, and rows like x at which it can be evaluated: in float64 where it needs that."""
-    y = x.new_full((), 1 / x.shape[-1]).expand_as(x)
-    if x.dtype == F64 or omega.hyperparameters is not None or computes(omega, y):
-        return omega, y
-    y = y.double()
-    return aligned(omega, y, -1), y
 
 
 def _wide(x: Tensor) -> Tensor:

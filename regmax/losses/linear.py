@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..kernels import transforms
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense, is_dtensor
-from ..mapping.rows import HALF
+from ..mapping.rows import HALF, refuse_hidden_at
 from ..nn import chunks, gradients
 from ..regularizers.printing import unusual
 from ..regularizers.regularizer import Regularizer
@@ -127,6 +127,7 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         given = (rows, weight, bias, target, mask, self.gamma, *self.omega.tensors().values())
         if transforms.under_transform(given) or gradients.learns(target) or self._by_row():
             return self._losses(self._linear(rows, weight, bias), target, mask)
+        refuse_hidden_at(self.omega, weight.new_empty(()).expand(1, classes), None)
         return gradients.apply(_Chunks(self, hidden.device.type), *given)
 
     def _linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from ..kernels import simplex, transforms, wrappers
 from ..kernels.wrappers import dense
 from ..optimality.problem import Problem
 from ..regularizers import arguments
-from ..regularizers.identity import unpenalized
+from ..regularizers.identity import may_hide, refuse_hidden, unpenalized
 from ..regularizers.regularizer import Regularizer
 
 HALF = (torch.float16, torch.bfloat16)
@@ -248,6 +248,18 @@ def computes(omega: Regularizer, rows: Tensor) -> bool:
                 continue
             return True
     return False
+
+
+def refuse_hidden_at(omega: Regularizer, x: Tensor, mask: Tensor | None) -> None:
+    """:func:`refuse_hidden` at y = 1/d of rows like x, in float64 where Ω needs that."""
+    if not torch.is_grad_enabled() or not may_hide(omega) or not x.numel():
+        return
+    y = x.new_full((), 1 / x.shape[-1]).expand_as(x)
+    declares = omega.hyperparameters is not None
+    if not (x.dtype == torch.float64 or declares or computes(omega, y)):
+        y = y.double()
+        omega = aligned(omega, y, -1)
+    refuse_hidden(omega, y, mask)
 
 
 def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from ..domains import Domain
 from ..kernels import asked
 from ..mapping.methods.closed_form import has_formula
-from ..mapping.rows import HALF
+from ..mapping.rows import HALF, refuse_hidden_at
 from ..regularizers import arguments
 from ..regularizers.regularizer import Regularizer
 from . import gradients, matmul, whole
@@ -71,6 +72,7 @@ def _one_by_one(chunks: Chunks, *given: Any) -> Tensor:
     if chunks.options.dropout:
         seed = torch.randint(1 << 62, (1,), device="cpu")
         chunks = replace(chunks, options=replace(chunks.options, seed=seed))
+    chunks.refuse_hidden(given)
     return gradients.apply(chunks, *given)
 
 
@@ -161,6 +163,12 @@ class Chunks(gradients.Operation):
         domain = self.options.domain
         each = [] if domain is None else domain.tensors().values()
         return any(t.ndim and t.shape[-1] != 1 for t in each)
+
+    def refuse_hidden(self, given: Sequence[Any]) -> None:
+        """:func:`regmax.mapping.rows.refuse_hidden_at` the first chunk."""
+        for _, (q, k, _v, _mask, _sink, _gamma, *inside) in islice(self._parts(given), 1):
+            shape = whole.shape_of_scores(q, k, self.options.enable_gqa)
+            refuse_hidden_at(self._omega(inside), q.new_empty(()).expand(shape), None)
 
     def _omega(self, tensors: Iterable[Any]) -> Regularizer:
         held = dict(zip(self.inside, tensors, strict=True))

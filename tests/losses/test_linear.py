@@ -128,15 +128,17 @@ def test_second_derivatives_of_tied_weights():
         torch.testing.assert_close(got, expected)
 
 
-def test_a_hidden_tensor_that_learns_is_refused():
+@pytest.mark.parametrize("learns", [(), (0,), (1,), (0, 1)], ids=str)
+def test_a_hidden_tensor_that_learns_is_refused(learns):
     w = torch.ones(CLASSES, dtype=F64, requires_grad=True)
 
     class Hidden(regmax.Regularizer):
         def value(self, y):
             return (w * y.square()).sum(-1)
 
-    with pytest.raises(regmax.RegularizerError):
-        LinearFenchelYoungLoss(Hidden(), chunk=4)(*inputs())
+    given = [t.detach().requires_grad_(i in learns) for i, t in enumerate(inputs()[:2])]
+    with pytest.raises(regmax.RegularizerError, match="requires grad and is not one of its"):
+        LinearFenchelYoungLoss(Hidden(), chunk=4)(*given, inputs()[2])
 
 
 def test_float32_half_precision_and_autocast():

@@ -375,16 +375,17 @@ def test_chunks_drop_weights_as_often_and_repeat_them_in_backward():
     assert out.std() > 0.05
 
 
-def test_chunks_refuse_a_hidden_tensor_that_learns():
+@pytest.mark.parametrize("learns", [(), "q", "k", "v"])
+def test_chunks_refuse_a_hidden_tensor_that_learns(learns):
     w = torch.ones(6, dtype=F64, requires_grad=True)
 
     class Hidden(regmax.Regularizer):
         def value(self, y):
             return (w * y.square()).sum(-1)
 
-    q, k, v = (normal(6, 2).requires_grad_() for _ in range(3))
-    with pytest.raises(regmax.RegularizerError):
-        attention(q, k, v, Hidden(), chunk=2).sum().backward()
+    q, k, v = (normal(6, 2).requires_grad_(name in learns) for name in "qkv")
+    with pytest.raises(regmax.RegularizerError, match="requires grad and is not one of its"):
+        attention(q, k, v, Hidden(), chunk=2)
 
 
 def test_a_sink_takes_what_no_key_gets():
