@@ -60,7 +60,7 @@ def mirrored(problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tenso
     e, z = _Separable(problem), problem.z
     eps, on = torch.finfo(z.dtype).eps, problem.movable()
     start = problem.at(problem.initial())
-    scores = z - (start.defined.gradient - e.slope(start.inward))
+    scores = torch.where(on, z - (start.defined.gradient - e.slope(start.inward)), 0)
     y = torch.where(e.known.unsqueeze(-1), e.best(scores), start.y)
     value, done = loss(problem, y), ~e.known
     problem.observe(y)
