@@ -44,6 +44,27 @@ def product(y, x, v):
     return torch.autograd.grad(y, x, v)[0]
 
 
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("name", OMEGAS)
+def test_caps_that_almost_add_up_on_the_upper_levels_of_scores(name, each):
+    """Between two levels p' is next to 0: a step by it leaves every number behind."""
+    omega, levels = OMEGAS[name](), torch.arange(5, dtype=F64).repeat_interleave(8)
+    high = torch.linspace(1, 1.5, 40, dtype=F64).roll(7) if each else torch.tensor(0.7, dtype=F64)
+    full = high.expand(40)[:24].sum().item()
+    for gap in (30.0, 1e3):
+        x = (-gap * levels).expand(5, 40)
+        for part in (0.0, 1e-3, 1e-6, 1e-8, 1e-11, -1e-3, -1e-8):
+            total = torch.full((5, 1), full * (1 - part), dtype=F64)
+            layer = RegularizedMax(omega, domain=Simplex(total, 0.0, high if each else 0.7))
+            with kernels.reference():
+                expected = layer(x)
+            y = layer(x)
+            torch.testing.assert_close(y.sum(-1, keepdim=True), total, rtol=1e-14, atol=0)
+            torch.testing.assert_close(y, expected, rtol=0, atol=1e-11)
+            small = layer(x.float()).double()
+            torch.testing.assert_close(small, expected, rtol=0, atol=3e-7 * full)
+
+
 @pytest.mark.parametrize(
     "kind",
     [
