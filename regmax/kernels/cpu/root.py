@@ -60,7 +60,8 @@ def root_of(sums: Any, slope: Any) -> Any:
         some = slopes > 0.0
         step = select(some, off / select(some, slopes, 1.0), 0.0)
         # where p' is next to 0, as between two levels of scores, the step may go anywhere
-        inside = (t + step >= low) & (high >= t + step)
+        margin = (absolute(t) + 1.0) * 1e-6
+        inside = (t + step >= low - margin) & (high + margin >= t + step)
         low = larger(select(some, t + (step - absolute(step)), low), low)
         last = some & inside & (unit * max(near, 1e-6) >= absolute(off))
         return t, select(last, step, 0.0), low, select(last, none, off)
