@@ -172,11 +172,8 @@ def check_groups(s: Subject, case: Case) -> None:
             sides = (ends[2] - 2 * z + ends[1]) / h
             smooth = smooth & (torch.where(on, sides, 0).abs() < 1e-7).all(-1, keepdim=True)
             near = torch.where(smooth, 1e-6, torch.inf)
-            right, how = (
-                "the derivative of prox along w",
-                f"w's mean over the groups {ids.tolist()}",
-            )
-            look = f"{name}.groups, {name}.average"
+            right = "the derivative of prox along w"
+            how, look = f"w's mean over the groups {ids.tolist()}", f"{name}.groups, {name}.average"
             agree(found, expected, near, right, how, look, z=z, w=w)
 
 

@@ -44,7 +44,8 @@ class Broken(Exception):
 
 def worst(t: Tensor) -> float:
     """The largest absolute entry; NaN counts as infinite."""
-    return float(torch.nan_to_num(t.detach().abs(), nan=math.inf).max()) if t.numel() else 0.0
+    away = t.detach().abs()
+    return float(torch.where(away.isnan(), math.inf, away).max()) if t.numel() else 0.0
 
 
 def agree(
