@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from . import common, simd
+from . import common, memory, simd
 from .common import EPS, doubles_at
 from .elementary import Either, absolute
 from .jit import njit
@@ -292,16 +292,17 @@ def steps_of(own: Description, pick: Any, each: bool) -> tuple[Any, Any, Any]:
         high = 0.0 - one(slope(spread(theta, room / count), theta)[0], top)
         bottom = select(low > -np.inf, low, least)
         t = first(z, n, rounded, theta, room, total, bounds, bottom, high, 1e-3)[0]
-        rounds = checked and near > 1e-10
-        enough = near * EASE if rounds else near
+        # where y is rounded to float32, its sum after the last step says whether that was enough
+        certifies = checked and memory.size(y) == 4
+        enough = near * EASE if certifies else near
         t, tau, step, off = last(
             kept, n, top, scale, z, theta, room, total, bounds, t, bottom, high, enough, slack
         )
-        here, along = (tau + step, spread(step, 0.0)) if rounds else (tau, step)
+        here, along = (tau + step, spread(step, 0.0)) if certifies else (tau, step)
         inside, found = values(z, n, theta, here, along, bounds, y)
-        if rounds:
-            missed = absolute(found - room) > total * near
-            if simd.count(missed) > 0:  # the last step was too long, as past a bound of an entry
+        if certifies:
+            missed = simd.not_below(absolute(found - room) - total * near, 0.0)
+            if simd.count(missed) > 0:  # as where an entry met or left its bound in the last step
                 gap = (absolute(t) + 1.0) * 1e-6
                 ends = larger(bottom - t - gap, -reach), smaller(high - t + gap, reach)
                 given = z, n, theta, room, total, bounds, *ends, tau, near, 2.0 * EPS

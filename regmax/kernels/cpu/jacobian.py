@@ -243,16 +243,10 @@ def _row(
         if not covers(theta):
             others(job, r, like, theta, hyper, rows, work)
             return
-        (s, ys, vs, copy, where, every), learns = rows, hyper and given
-        d, out, v = (
-            job[common.WIDTH],
-            common.rows_at(job, to, r, like),
-            common.rows_at(job, 1, r, like),
-        )
-        y, by = (
-            chosen(job, r, common.rows_at(job, 0, r, like), d, copy),
-            1.0 / common.number_at(job, 2, r),
-        )
+        s, ys, vs, copy, where, every = rows
+        d, learns, by = job[common.WIDTH], hyper and given, 1.0 / common.number_at(job, 2, r)
+        y = chosen(job, r, common.rows_at(job, 0, r, like), d, copy)
+        v, out = common.rows_at(job, 1, r, like), common.rows_at(job, to, r, like)
         m = support_of(y, d, where, out, job[common.BLANK] != 0)
         if packs:
             n = packed(job, r, y, v, d, work, where, m, ys, vs)
