@@ -59,14 +59,20 @@ def sums_of(p: Any, at: Any, rest: Any = None, scales: bool = False) -> tuple[An
         low, high, least, most = bounds
         u = z - t
         v, dv = p(smaller(u, most), theta)
-        below, above = u < most, u > least
+        below = u < most
+        if simd.is_number(low):  # 0, as p is at −∞
+            return select(below, v, high), dv, below
+        above = u > least
         return select(below, select(above, v, low), high), dv, below & above
 
     @njit
     def by_product(z: Any, c: Any, theta: Any, bounds: Any) -> Any:
         low, high, _least, _most = bounds
         v = z * c
-        below, above = v < high, v > low
+        below = v < high
+        if simd.is_number(low):
+            return select(below, v, high), v, below
+        above = v > low
         return select(below, select(above, v, low), high), v, below & above
 
     ready, entry = (factor, by_product) if scales else (same, by_inverse)
@@ -107,28 +113,33 @@ def sums_of(p: Any, at: Any, rest: Any = None, scales: bool = False) -> tuple[An
     return (ready, entry), sums if rest is None else sums_with_rest
 
 
-def values_of(entry: Any, at: Any) -> Any:
-    """y at τ."""
+def values_of(entry: Any, at: Any, moves: bool) -> Any:
+    """y at τ, or, if it ``moves``, at τ and a linear step to it. ``entry``: of :func:`sums_of`."""
     ready, entry = entry
 
     @njit
     def values(
         z: Any, n: int, theta: Any, t: Any, step: Any, bounds: Any, out: Any
     ) -> tuple[Any, Any]:
-        """y[:n] at τ and a linear step to it; Σ min(y − l, u − y), and Σ (y − l) before the step.
-        An entry that is not at a bound but for rounding does not get there when it is rounded to
-        the dtype of ``out``: J depends on it."""
+        """y[:n]; Σ min(y − l, u − y), and Σ (y − l) before the step. An entry that is not at a
+        bound but for rounding does not get there when it is rounded to the dtype of ``out``: J
+        depends on it."""
         like, inside, c = simd.load(out, 0), spread(theta, 0.0), ready(t, theta)
         along, sums = spread(theta, step), inside
         coarse, fine = simd.resolution(out), 4.0 * EPS
         for i in range(0, n, LANES):
             low, high, least, most = at(bounds, i)
             v, dv, on = entry(simd.load(z, i), c, theta, (low, high, least, most))
-            sums, moved = sums + (v - low), v - dv * along
-            inner = larger(smaller(moved, high * (1.0 - coarse)), low * (1.0 + coarse))
-            inner = select(moved < high * (1.0 - fine), inner, high)
-            inner = select(moved > low * (1.0 + fine), inner, low)
-            v = select(on, smaller(inner, high), v)
+            sums = sums + (v - low)
+            moved = v - dv * along if moves else v
+            inner = smaller(moved, high * (1.0 - coarse))
+            if not moves and simd.is_number(low):
+                v = select(moved < high * (1.0 - fine), inner, high)
+            else:
+                inner = larger(inner, low * (1.0 + coarse))
+                inner = select(moved < high * (1.0 - fine), inner, high)
+                inner = select(moved > low * (1.0 + fine), inner, low)
+                v = select(on, smaller(inner, high), v)
             inside = inside + smaller(v - low, high - v)
             simd.store(out, i, simd.like(like, v))
         return summed(inside, t), summed(sums, t)
@@ -180,7 +191,8 @@ def steps_of(own: Description, pick: Any, each: bool) -> tuple[Any, Any, Any]:
     number τ."""
     p, slope, scales = own.inverse, own.slope, own.scales and not each
     entry, sums = sums_of(p, pick, own.rest, scales)
-    root, values, corner = root_of(sums, slope), values_of(entry, pick), corner_of(pick)
+    root, corner = root_of(sums, slope), corner_of(pick)
+    exactly, values = values_of(entry, pick, False), values_of(entry, pick, True)
     coarse, slope_of = own.rough or (own.inverse, slope)
     few = sums_of(coarse, pick, own.rest, scales)[1]
     rough = root_of(few, slope_of)
@@ -298,17 +310,19 @@ def steps_of(own: Description, pick: Any, each: bool) -> tuple[Any, Any, Any]:
         t, tau, step, off = last(
             kept, n, top, scale, z, theta, room, total, bounds, t, bottom, high, enough, slack
         )
-        here, along = (tau + step, spread(step, 0.0)) if certifies else (tau, step)
-        inside, found = values(z, n, theta, here, along, bounds, y)
-        if certifies:
+        here = tau + step if certifies else tau
+        if not certifies:
+            inside, found = values(z, n, theta, here, step, bounds, y)
+        else:
+            inside, found = exactly(z, n, theta, here, step, bounds, y)
             missed = simd.not_below(absolute(found - room) - total * near, 0.0)
             if simd.count(missed) > 0:  # as where an entry met or left its bound in the last step
                 gap = (absolute(t) + 1.0) * 1e-6
                 ends = larger(bottom - t - gap, -reach), smaller(high - t + gap, reach)
                 given = z, n, theta, room, total, bounds, *ends, tau, near, 2.0 * EPS
                 again, step, _least, off = root(*given)
-                here, along = select(missed, again, here), select(missed, step, along)
-                inside, found = values(z, n, theta, here, along, bounds, y)
+                here, step = select(missed, again, here), select(missed, step, 0.0)
+                inside, found = values(z, n, theta, here, step, bounds, y)
             off = select(missed, off, 0.0)
         upper = here
         close = room * 1e-6 > inside

@@ -216,8 +216,8 @@ def _row(
             for i in range(0, 2 * LANES, LANES):
                 simd.store(packed, k * apart + i, simd.load(packed, i))
         top, scale, by = lane(room, TOP), lane(room, SCALE), lane(room, THETA)
-        most, total, none = lane(room, MOST), lane(room, TOTAL), simd.spread(top, 0.0)
-        bounds = none, most, none - np.inf, slope(most, by)[0]
+        most, total = lane(room, MOST), lane(room, TOTAL)
+        bounds = 0.0, most, -np.inf, slope(most, by)[0]
         m = tiles.columns(room, packed, apart, -np.inf, tile)
         low = start(tile, m, top, scale, z, rounded, by, total, total, bounds)
         simd.store(room, LANES * TAU, low)
@@ -335,29 +335,28 @@ def _row(
     return row, waiting if widest > 0 else rest
 
 
-def _inner(at: int, each: bool) -> Any:
-    """(job, r, y, d, copy) → ``copy``, which becomes y, and 0 where y is at a bound; ``at``: the
-    place of l, before that of u."""
+def _inner(at: int, each: bool) -> tuple[Any, Any]:
+    """The bounds of a row, and a vector of y with 0 at a bound, for :func:`jacobian.backward`;
+    ``at``: the place of l, before that of u."""
 
     @njit
-    def of_entries(job: Any, r: int, y: Any, d: int, copy: Any) -> Any:
-        low, high = doubles_at(job, at, r), doubles_at(job, at + 1, r)
-        for i in range(0, d, LANES):
-            v, here = common.piece(y, i, d, 0.0), simd.first(d - i)
-            free = v > simd.like(v, simd.load_part(low, i, here, 0.0))
-            free = free & (v < simd.like(v, simd.load_part(high, i, here, 0.0)))
-            simd.store(copy, i, simd.select(free, v, 0.0))
-        return copy
+    def pointers(job: Any, r: int, zero: Any) -> Any:
+        return doubles_at(job, at, r), doubles_at(job, at + 1, r)
 
     @njit
-    def of_row(job: Any, r: int, y: Any, d: int, copy: Any) -> Any:
-        zero = simd.load_part(y, 0, simd.first(0), 0.0)
+    def of_entries(a: Any, ends: Any, i: int, d: int) -> Any:
+        low = simd.like(a, common.piece(ends[0], i, d, 0.0))
+        high = simd.like(a, common.piece(ends[1], i, d, 0.0))
+        return simd.select((a > low) & (a < high), a, 0.0)
+
+    @njit
+    def numbers(job: Any, r: int, zero: Any) -> Any:
         none = simd.wide(zero)
-        low = simd.like(zero, none + common.number_at(job, at, r))
-        high = simd.like(zero, none + common.number_at(job, at + 1, r))
-        for i in range(0, d, LANES):
-            v = common.piece(y, i, d, 0.0)
-            simd.store(copy, i, simd.select((v > low) & (v < high), v, 0.0))
-        return copy
+        low, high = common.number_at(job, at, r), common.number_at(job, at + 1, r)
+        return simd.like(zero, none + low), simd.like(zero, none + high)
 
-    return of_entries if each else of_row
+    @njit
+    def of_row(a: Any, ends: Any, i: int, d: int) -> Any:
+        return simd.select((a > ends[0]) & (a < ends[1]), a, 0.0)
+
+    return (pointers, of_entries) if each else (numbers, of_row)

@@ -217,7 +217,7 @@ def place(row: Any, d: int, low: float, kept: Any, out: Any, blank: bool) -> Non
     for i in range(0, full, LANES):
         on = simd.load(row, i) >= low
         size = simd.count(on)
-        if size > 0 or not blank:
+        if not blank or size > 0:
             simd.store(out, i, simd.expand(kept, n, on))
             n += size
     if full < d:
@@ -234,7 +234,7 @@ def keep_support(y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, blank: bool) 
         a = simd.load(y, i)
         on = a > 0.0
         size = simd.count(on)
-        if size > 0 or not blank:
+        if not blank or size > 0:
             simd.compress(kept_y, n, a, on)
             simd.compress(kept_v, n, simd.load(v, i), on)
             n += size
@@ -252,15 +252,12 @@ def keep_support(y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, blank: bool) 
 def place_support(y: Any, d: int, kept: Any, out: Any, blank: bool) -> None:
     """out_i = kept_1, kept_2, … where y_i > 0, else 0: the inverse of ``keep_support``."""
     full, n = d - d % LANES, 0
-    zero = simd.spread(simd.load(kept, 0), 0.0)
     for i in range(0, full, LANES):
         on = simd.load(y, i) > 0.0
         size = simd.count(on)
-        if size > 0:
+        if not blank or size > 0:
             simd.store(out, i, simd.expand(kept, n, on))
             n += size
-        elif not blank:
-            simd.store(out, i, zero)
     if full < d:
         rest = simd.first(d - full)
         on = simd.load_part(y, full, rest, 0.0) > 0.0

@@ -25,22 +25,38 @@ from .threshold import Description
 
 
 @njit
-def support_of(y: Any, d: int, where: Any, out: Any, blank: bool) -> int:
-    """The first entries of the vectors of y that have a positive entry, and how many there are; out
-    = 0 unless it is so already."""
-    full, m, zero = d - d % LANES, 0, simd.spread(simd.load_part(y, 0, simd.first(0), 0.0), 0.0)
-    for i in range(0, full, LANES):
-        where[m] = i
-        m += simd.count(simd.load(y, i) > 0.0) > 0
-        if not blank:
-            simd.store(out, i, zero)
-    if full < d:
-        rest = simd.first(d - full)
-        where[m] = full
-        m += simd.count(simd.load_part(y, full, rest, 0.0) > 0.0) > 0
-        if not blank:
-            simd.store_part(out, full, rest, zero)
-    return m
+def _none(job: Any, r: int, zero: Any) -> int:
+    return 0
+
+
+@njit
+def _same(a: Any, ends: Any, i: int, d: int) -> Any:
+    return a
+
+
+def support_of(inner: Any = None) -> Any:
+    """(job, r, y, d, copy, where, out, blank) → the first entries of the vectors of y that have a
+    positive entry, ``where``, and how many there are; out = 0 unless it is ``blank``, 0 already.
+    ``inner``: with copy = y, and 0 where y is at a bound, in the place of y."""
+    bounded, (limits, between) = inner is not None, inner or (_none, _same)
+
+    @njit
+    def support(
+        job: Any, r: int, y: Any, d: int, copy: Any, where: Any, out: Any, blank: bool
+    ) -> int:
+        m, zero = 0, simd.spread(simd.load_part(y, 0, simd.first(0), 0.0), 0.0)
+        ends = limits(job, r, zero)
+        for i in range(0, d, LANES):
+            a = between(common.piece(y, i, d, 0.0), ends, i, d)
+            if bounded:
+                simd.store(copy, i, a)
+            where[m] = i
+            m += simd.count(a > 0.0) > 0
+            if not blank:
+                common.store_piece(out, i, d, zero)
+        return m
+
+    return support
 
 
 @njit
@@ -189,12 +205,6 @@ def product_of(own: Description, rare: bool) -> Any:
 
 
 @njit
-def _whole(job: Any, r: int, y: Any, d: int, copy: Any) -> Any:
-    """J is of all entries of y."""
-    return y
-
-
-@njit
 def _nought(y: Any, w: Any, n: int, work: Any) -> float:
     return 0.0
 
@@ -234,9 +244,9 @@ def _row(
     rare = own.widest == 0 and not own.cheap
     # powers by exp and log take longer than to pack the entries
     packs, product = rare or chained or own.rough is not None, product_of(own, rare)
-    chosen, across = inner or _whole, _nought if first is None else first.across
+    support, across = support_of(inner), _nought if first is None else first.across
     slope, lam = to + 1 + chained, to + 1
-    packed = _packer(first, slope + given)
+    packed, bounded = _packer(first, slope + given), inner is not None
 
     @njit
     def row(job: Any, r: int, like: Any, theta: float, hyper: bool, rows: Any, work: Any) -> None:
@@ -245,9 +255,10 @@ def _row(
             return
         s, ys, vs, copy, where, every = rows
         d, learns, by = job[common.WIDTH], hyper and given, 1.0 / common.number_at(job, 2, r)
-        y = chosen(job, r, common.rows_at(job, 0, r, like), d, copy)
-        v, out = common.rows_at(job, 1, r, like), common.rows_at(job, to, r, like)
-        m = support_of(y, d, where, out, job[common.BLANK] != 0)
+        y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
+        out = common.rows_at(job, to, r, like)
+        m = support(job, r, y, d, copy, where, out, job[common.BLANK] != 0)
+        y = copy if bounded else y
         if packs:
             n = packed(job, r, y, v, d, work, where, m, ys, vs)
             origin = _at_smallest(ys, vs, n) if steep else np.float64(vs[0])
@@ -272,8 +283,8 @@ def backward(
     inner: Any = None,
 ) -> Callable[..., None]:
     """``backward(job, like)``; ``given``: whether θ is in the job, else it is this number.
-    ``inner``: (job, r, y, d, copy) → ``copy``, which becomes y, and 0 where y is at a bound; the
-    bounds are two arrays more, before the gradient."""
+    ``inner``: (job, r, 0) → the bounds of a row, and (vector of y, these, its place, d) → the
+    vector with 0 at a bound; the bounds are two arrays more, before the gradient."""
     chained, bounded = first is not None, inner is not None
     at = 3 + chained
     to = at + given + 2 * bounded

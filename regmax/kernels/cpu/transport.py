@@ -75,7 +75,7 @@ def _rows(own: Description) -> Any:
     the weights."""
     pick, inverse, slope, weight = bounds_at(False), own.inverse, own.slope, own.weight
     entry, sums = sums_of(inverse, pick)
-    root, values, scales = root_of(sums, slope), values_of(entry, pick), own.scales
+    root, values, scales = root_of(sums, slope), values_of(entry, pick, True), own.scales
 
     @njit
     def ends(z: Any, a: Any, n: int, m: int, wide: int, theta: Any, taus: Any) -> None:
@@ -97,13 +97,6 @@ def _rows(own: Description) -> Any:
                 y = size if k == 1 else (size / count if k == 2 else 4.0 * size)
                 taus[at + k] = simd.largest(slope(simd.spread(theta, y), theta)[0])
 
-    @njit
-    def total(row: Any, m: int) -> float:
-        found = simd.spread(simd.load(row, 0), 0.0)
-        for j in range(0, m, LANES):
-            found = found + simd.load(row, j)
-        return simd.total(found)
-
     @njit(apart=True)
     def look(
         z: Any, v: Any, a: Any, b: Any, n: int, m: int, wide: int, theta: Any, u: Any, taus: Any,
@@ -121,21 +114,25 @@ def _rows(own: Description) -> Any:
                 high = larger(high, w)
             top = simd.largest(high)
             if scales:
+                each = none
                 for j in range(0, m, LANES):
-                    simd.store(out, j, inverse(simd.load(u, j) - top, theta)[0])
+                    w = inverse(simd.load(u, j) - top, theta)[0]
+                    simd.store(out, j, w)
+                    each = each + w
+                size = simd.total(each)
             else:
                 low, most, t = top - taus[4 * i + 1], top - taus[4 * i + 2], taus[4 * i]
                 gap = 1e-15 * (abs(low) + abs(top) + 1.0)
                 low, most = low - gap, most + gap
                 if not low < t < most:
                     t = low
-                bounds = none, none + 4.0 * a[i], none - np.inf, none + taus[4 * i + 3]
+                bounds = 0.0, none + 4.0 * a[i], -np.inf, none + taus[4 * i + 3]
                 t, step, _low, _off = root(
                     u, m, theta, a[i], a[i], bounds, low, most, t, 1e-11, 2.0 * EPS
                 )
                 taus[4 * i] = t
-                values(u, m, theta, t, step, bounds, out)
-            scale = a[i] / total(out, m)
+                size = values(u, m, theta, t, step, bounds, out)[1]
+            scale = a[i] / size
             for j in range(0, m, LANES):
                 w = simd.load(out, j) * scale
                 simd.store(out, j, w)
