@@ -40,7 +40,7 @@ def exponent(y: float, h: float, c: float) -> float:
 
 
 @njit
-def _powers(y: Any, c: Any, stiff: Any) -> Any:
+def powers(y: Any, c: Any, stiff: Any) -> Any:
     """b of the power model at y, for vectors, ``stiff`` = 1/e''; 0, ½ and 1 where it is one of them
     but for rounding, and between −3 and 20."""
     none = simd.spread(y, 0.0)
@@ -87,7 +87,7 @@ def model(m: int, room: Any) -> tuple[float, float, float, bool]:
         if simd.count(on) < LANES:
             hi = simd.select(on, hi, 1.0 / (rate * FLOOR))
         soft = 1.0 / (yi * hi)
-        power = _powers(yi, simd.load(c, i), soft * yi)
+        power = powers(yi, simd.load(c, i), soft * yi)
         simd.store(b, i, simd.select(on, power, simd.load(b0, i)))
         simd.store(s, i, simd.select(on, soft, rate))
         simd.store(y, i, yi)
