@@ -29,9 +29,9 @@ from .powers import (
     T,
     Y,
     Z,
+    exponent,
     largest,
     model,
-    powers,
     root,
 )
 from .rows import EPS, FLOOR, Entry
@@ -79,10 +79,9 @@ def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any) -> int:
             simd.compress(e.vectors, v * e.ld + n, own, chosen)
         n += simd.count(chosen)
     for i in range(0, n, LANES):
-        stiff = 1.0 / rows.positive(simd.load(s0, i))
-        b = powers(none + FLOOR, simd.load(b0, i), stiff)
-        simd.store(s0, i, stiff * (1.0 / FLOOR))
-        simd.store(b0, i, simd.select((b > 0.8) & (b < 1.3), none + 1.0, b))
+        h0 = rows.positive(simd.load(s0, i))
+        simd.store(s0, i, 1.0 / (h0 * FLOOR))
+        simd.store(b0, i, exponent(none + FLOOR, h0, simd.load(b0, i)))
     return n if wrong == 0 else -1
 
 
