@@ -91,11 +91,11 @@ class Power(regmax.Regularizer):
 
 def taken(monkeypatch):
     """What the kernels from the value computed after a prox, None for nothing."""
-    from regmax.kernels.from_value.kernel import NumbaKernel
+    from regmax.mapping.methods.from_value import FromValue
 
-    found, own = [], NumbaKernel.solve_after
+    found, own = [], FromValue.forward_after
     monkeypatch.setattr(
-        NumbaKernel, "solve_after", lambda *args: found.append(own(*args)) or found[-1]
+        FromValue, "forward_after", lambda *args: found.append(own(*args)) or found[-1]
     )
     return found
 

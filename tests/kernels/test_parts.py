@@ -13,8 +13,8 @@ import regmax
 from regmax.kernels import reference
 from regmax.kernels.from_value import entrywise
 from regmax.kernels.from_value.inputs import varies
+from regmax.kernels.from_value.kernel import NumbaKernel
 from regmax.kernels.from_value.parts import parted
-from regmax.kernels.from_value.weighted import Weighted
 
 D = 6
 Q = torch.tensor([0.3, 0.05, 0.2, 0.1, 0.25, 0.1], dtype=torch.float64)
@@ -157,9 +157,8 @@ def test_another_function_above_1_is_no_power(more: float) -> None:
 
     q = 0.01 * Q
     entry = entrywise(value, Q.view(1, -1), [q])
-    parts = parted(entry, [varies(t, D) for t in entry.inputs([q])])
-    assert parts is not None
-    assert (Weighted(parts).template((q.view(1, -1),), True) is None) == (more > 0)
+    kernel = NumbaKernel(entry, entry.inputs([q]), D)
+    assert (kernel.laid_out((q.view(1, -1),), D).template is None) == (more > 0)
 
 
 @pytest.mark.parametrize("name", ["a number before it", "square of a difference", *WEIGHTED])

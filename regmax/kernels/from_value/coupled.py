@@ -151,7 +151,7 @@ def _coupled_row(
         memory.row(room, D),
     )
     ld = e.ld
-    if at_zero(e, True, m, room, place, on) < m:
+    if at_zero(e, True, m, room, place) < m:
         return np.inf
     steep = True
     for i in range(m):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import functools
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from .compiled import Function
 from .entry import Entrywise
 from .inputs import Inputs, varies
 from .loops import Program
-from .parts import moved, parted
+from .parts import Parts, moved, parted
 from .tape import Unknown
 from .template import NEAR, Template, template_of
-from .weighted import Weighted
+from .weighted import weighted
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows("regmax.kernels.from_value.separable", grain=1 << 15)
@@ -45,33 +45,28 @@ def _function(text: str) -> Function:
     return Function(text)
 
 
+def _of_f(parts: Parts) -> tuple[Function, Inputs]:
+    """The derivatives of f, and its inputs."""
+    constants: list[float] = []
+    vectors = [False] * len(parts.places)
+    text = source.slopes(parts.entry, vectors, constants, lanes=True)
+    return _function(text), Inputs(vectors, constants, torch.device("cpu"))
+
+
+@dataclass(eq=False)
 class LaidOut:
     """θ as compiled code takes it: the inputs of e that have one number per row and those that have
-    one per entry; H, what the source of F takes besides its inputs, and these. ``jobs``: of the
-    functions of a kernel, for rows of any number. ``template``: what computes rows of Ω = Σ e with
-    one e. ``shift``: w of :mod:`.parts`, by which scores move."""
+    one per entry; H, what the source of F takes besides its inputs, and these. ``shift``: w of
+    :mod:`.parts`, by which scores move. ``template``: what computes rows of Ω = Σ e. ``jobs``: of
+    the functions of a kernel, for rows of any number."""
 
-    shift: Tensor | None = None
-
-    def __init__(
-        self,
-        numbers: Tensor,
-        vectors: Tensor,
-        form: Tensor | None,
-        convex: bool,
-        template: Template | None,
-    ) -> None:
-        self.numbers, self.vectors, self.form, self.convex = numbers, vectors, form, convex
-        self.jobs: dict[int, Any] = {}
-        self.template = template
-
-    def shifted_by(self, w: Tensor | None) -> LaidOut:
-        """The same with another w."""
-        if w is None:
-            return self
-        found = copy.copy(self)
-        found.shift = w
-        return found
+    numbers: Tensor
+    vectors: Tensor
+    form: Tensor | None
+    convex: bool
+    shift: Tensor | None
+    template: Template | None
+    jobs: dict[int, Any] = field(default_factory=dict)
 
     def moved(self, x: Tensor, gamma: Tensor, exactly: bool = False) -> Tensor:
         """The scores of Σ e without its linear term, as :func:`.parts.moved`."""
@@ -95,16 +90,14 @@ class NumbaKernel:
         self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
         parts = None if self.alike or entry.coupled else parted(entry, vectors)
-        # Σ e without ⟨w, y⟩
-        self._shifted = None if parts is None or parts.weighted else parts
-        self._weighted = None
-        if parts is not None and parts.weighted and not parts.entry.kinked:
-            self._weighted = Weighted(parts)
+        self._weights = parts if parts is not None and parts.weighted else None
+        self._shifted = None if self._weights else parts  # Σ e without ⟨w, y⟩
+        self._places = list(range(len(own))) if parts is None else parts.places
+        first = [inputs[k] for k in self._places]
         if self._shifted is not None:
-            entry, own = self._shifted.entry, [inputs[k] for k in self._shifted.places]
-            vectors = [False] * len(own)
-        self._one = not (entry.coupled or any(vectors))  # for all entries of a row
-        if self.kinked or not (self._one or self._weighted):
+            entry, vectors = self._shifted.entry, [False] * len(first)
+        one = not (entry.coupled or any(vectors))  # for all entries of a row
+        if self.kinked or not (one or self._weights):
             self._rows.soon(torch.float64)
         constants: list[float] = []
         try:
@@ -120,6 +113,9 @@ class NumbaKernel:
         self._inputs = Inputs(vectors, constants, torch.device("cpu"))
         none = torch.zeros(0, dtype=torch.float64, device="cpu")
         self._entry, self._more = entry, none
+        self._base = (self.slopes, self._inputs) if one and not self.kinked else None
+        if self._weights is not None and not self.kinked:
+            self._base = _of_f(self._weights)
         self._program: tuple[Function, Function] | None = None
         self._room = 1
         if entry.rest is not None:
@@ -129,8 +125,10 @@ class NumbaKernel:
             self._more, self._room = program.given, program.room
         self._tested: tuple[Tensor, bool] = none, False
         # the first call, which compares answers, takes the template
-        first = tuple(t.detach().double().reshape(-1) for t in own) if self._one else ()
-        self._last: tuple[Tensor, LaidOut | None] = self._inputs.rows(first)[0], None
+        self._last: tuple[Tensor, bool, Template | None] = none, False, None
+        if self._base is not None:
+            known = self._base[1].rows(tuple(t.detach().double().reshape(-1) for t in first))[0]
+            self._last = known, False, None
 
     @property
     def code(self) -> tuple[Path, ...]:
@@ -179,7 +177,7 @@ class NumbaKernel:
         """y, and a bound on the distance of each row to the maximiser, ``tol`` if that is possible;
         +inf: not solved. ``scores``: x in the dtype that a template takes, up to a constant of each
         row; the rounding of y to it is not in the bound."""
-        given = self._of_call(theta, x, True)
+        given = self.of_call(theta, x, True)
         if given.template is not None and given.template.bound <= tol:
             scores = given.moved(x if scores is None else scores, gamma)
             y, bound = given.template.forward(scores, gamma, mask)
@@ -199,61 +197,42 @@ class NumbaKernel:
         """:func:`.between.bound`."""
         return between.bound(self.slopes, at.numbers, *given)
 
-    def solve_after(
-        self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
-        mask: Tensor | None, tol: float, scores: Tensor,
-    ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
-        """y of Ω + λR, and who takes part, None if all do; None where a row is not certified.
-        ``step`` as in :func:`regmax.kernels.cpu.chain.chain`."""
-        template = self._of_call(theta, x, True).template
-        if template is None or template.bound > tol:
-            return None
-        y, part, bound = template.forward_after(step, scores, gamma, lam, mask)
-        return (y.double(), part) if bound <= tol else None
-
-    def backward_after(
-        self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
-        part: Tensor | None, hyper: bool, dtype: torch.dtype,
-    ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
-        """The gradients in x, and in λ and θ, of what :meth:`solve_after` computed."""
-        at, y, v = self._of_call(theta, y, False), y.to(dtype), v.to(dtype)
-        if at.template is None:
-            return None
-        dx, dlam = at.template.backward_after(step, y, v, gamma, lam, part, hyper)
-        each = None if dlam is None else (dlam, *self._partials_along(y, dx, gamma, at))
-        return dx.double(), each
-
-    def _of_call(self, theta: Hyper, x: Tensor, forward: bool) -> LaidOut:
+    def of_call(self, theta: Hyper, x: Tensor, forward: bool) -> LaidOut:
         """:meth:`laid_out` for rows x of one call. To look for a template takes longer than few
         rows: it is done for many entries, or where these numbers come again, in ``forward``."""
-        own, form, shift = self._parted(theta)
-        numbers, known = self._inputs.rows(own if self._one else ())[0], self._last
-        again = self._one and torch.equal(numbers, known[0])
-        found = known[1] if again else None
-        if found is None:
-            look = forward and (again or x.numel() >= _MANY)
-            found = self._of_parts(own, form, x.shape[1], look)
-            if forward and self._one:
-                self._last = numbers, found if look else None
-        return found.shifted_by(shift)
+        return self.laid_out(theta, x.shape[1], (x.numel() >= _MANY or None) if forward else False)
 
-    def laid_out(self, theta: Hyper, d: int, look: bool = True) -> LaidOut:
-        """θ for rows of d entries; ``look``: for a template."""
+    def laid_out(self, theta: Hyper, d: int, look: bool | None = True) -> LaidOut:
+        """θ for rows of d entries; ``look``: for a template, None: where these numbers come
+        again."""
         own, form, shift = self._parted(theta)
-        return self._of_parts(own, form, d, look).shifted_by(shift)
+        convex, template = form is None or self._convex(form, d), self._template(theta, look)
+        return LaidOut(*self._inputs.rows(own), form, convex, shift, template)
 
-    def _of_parts(self, theta: Hyper, form: Tensor | None, d: int, look: bool) -> LaidOut:
-        """The same of the parts of θ, without w."""
-        numbers, vectors = self._inputs.rows(theta)
-        template = None
-        if look and self._one and not self.kinked and len(numbers) == 1:
-            template = template_of(self.slopes, numbers, self._implicit)
-        if self._weighted is not None:
-            template = self._weighted.template(theta, look)
-        return LaidOut(numbers, vectors, form, form is None or self._convex(form, d), template)
+    def _template(self, theta: Hyper, look: bool | None) -> Template | None:
+        """What computes rows; None if it is not known, or there is none."""
+        if self._base is None:
+            return None
+        slopes, inputs = self._base
+        numbers = inputs.rows(tuple(theta[k] for k in self._places))[0]
+        if len(numbers) > 1:
+            return None
+        before, looked, found = self._last
+        again = torch.equal(numbers, before)
+        if not (again and looked):
+            looked = again if look is None else look
+            found = template_of(slopes, numbers, self._implicit) if looked else None
+            if look is not False:
+                self._last = numbers, looked, found
+        if self._weights is None:
+            return found
+        return weighted(found, self._weights, theta, slopes, numbers)
 
     def _implicit(self, dense: bool) -> CompiledRows | None:
-        """The kernel of an e that is no power, None where an operation of it has no translation."""
+        """The kernel of an e that is no power, None where an operation of it has no translation, or
+        f has weights."""
+        if self._weights is not None:
+            return None
         if dense not in self._templates:
             constants, vectors = self._constants.copy(), [False] * len(self._inputs.vectors)
             try:
@@ -353,7 +332,7 @@ class NumbaKernel:
     ) -> tuple[Tensor, Hyper | None]:  # fmt: skip
         """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`; ``dtype`` as for
         :meth:`solve`."""
-        at = self._of_call(theta, y, False)
+        at = self.of_call(theta, y, False)
         if at.template is not None:
             y, v = y.to(dtype), v.to(dtype)
         dx, own = self.backward_laid_out(y, v, gamma, at, hyper)
@@ -368,7 +347,7 @@ class NumbaKernel:
         """The same."""
         if at.template is not None and (at.template.alike or not hyper):
             dx = at.template.backward(y, v, gamma)
-            return dx, self._partials_along(y, dx, gamma, at) if hyper else None
+            return dx, self.partials_along(y, dx, gamma, at) if hyper else None
         given, d, form, dx = self._inputs, y.shape[1], at.form, torch.empty_like(y)
         partials, dnumbers, dvectors = 0, None, None
         if hyper:
@@ -395,7 +374,7 @@ class NumbaKernel:
                 each[-1] = torch.cat([each[-1], self._along(y, w, q).view(1, -1)], 1)
         return dx, tuple(each)
 
-    def _partials_along(self, y: Tensor, dx: Tensor, gamma: Tensor, at: LaidOut) -> Hyper:
+    def partials_along(self, y: Tensor, dx: Tensor, gamma: Tensor, at: LaidOut) -> Hyper:
         """−⟨w, ∂e'/∂p⟩ of each row, w = Jv, for the inputs p, which have one number."""
         n, count = y.numel(), self._inputs.plain
         each = torch.empty(count, *y.shape, dtype=torch.float64, device="cpu")

@@ -27,22 +27,9 @@ the power, and needs no logarithm: t_i = y_i (1 + (1 + b) u/2)/(1 − (1 − b) 
 
 
 @njit
-def exponent(y: float, h: float, c: float) -> float:
-    """b of the power model at y, 0 for an exponential and 1 for a straight line."""
-    b = 1.0 + y * c / h
-    if not abs(b) < 20.0:
-        b = 1.0 if not b > 0.0 else 20.0
-    if abs(b) < 1e-7:
-        return 0.0
-    if abs(b - 0.5) < 1e-9:
-        return 0.5
-    return 1.0 if 0.8 < b < 1.3 else max(b, -3.0)
-
-
-@njit
-def _powers(y: Any, c: Any, stiff: Any) -> Any:
-    """b of the power model at y, for vectors, ``stiff`` = 1/e''; 0, ½ and 1 where it is one of them
-    but for rounding, and between −3 and 20."""
+def powers(y: Any, c: Any, stiff: Any) -> Any:
+    """b of the power model at y, ``stiff`` = 1/e''; 0 for an exponential, ½, and 1 for a straight
+    line where it is one of them but for rounding, and between −3 and 20."""
     none = simd.spread(y, 0.0)
     b = y * c * stiff + 1.0
     b = simd.select((b > -20.0) & (b < 20.0), b, simd.select(b > 0.0, none + 20.0, 1.0))
@@ -50,6 +37,13 @@ def _powers(y: Any, c: Any, stiff: Any) -> Any:
     b = simd.select((b > 0.5 - 1e-9) & (b < 0.5 + 1e-9), none + 0.5, b)
     b = simd.select((b > 1.0 - 1e-9) & (b < 1.0 + 1e-9), none + 1.0, b)
     return simd.larger(b, -3.0)
+
+
+@njit
+def exponent(y: Any, h: Any, c: Any) -> Any:
+    """The same, and 1 near it."""
+    b = powers(y, c, 1.0 / h)
+    return simd.select((b > 0.8) & (b < 1.3), simd.spread(b, 1.0), b)
 
 
 @njit
@@ -87,7 +81,7 @@ def model(m: int, room: Any) -> tuple[float, float, float, bool]:
         if simd.count(on) < LANES:
             hi = simd.select(on, hi, 1.0 / (rate * FLOOR))
         soft = 1.0 / (yi * hi)
-        power = _powers(yi, simd.load(c, i), soft * yi)
+        power = powers(yi, simd.load(c, i), soft * yi)
         simd.store(b, i, simd.select(on, power, simd.load(b0, i)))
         simd.store(s, i, simd.select(on, soft, rate))
         simd.store(y, i, yi)

@@ -61,9 +61,9 @@ def call(
 
 
 @njit
-def positive(h: float) -> float:
+def positive(h: Any) -> Any:
     """e'', kept positive and finite."""
-    return min(max(h, 1e-250), 1e250) if h == h else 1e-250
+    return simd.select(h > 1e-250, simd.smaller(h, 1e250), 1e-250)
 
 
 @njit
@@ -81,6 +81,20 @@ def slopes(e: Entry, n: int, on: Any, y: Any) -> None:
         for j in range(n):
             e.part[k * e.ld + j] = e.vectors[k * e.ld + on[j]]
     at_points(e.code, n, e)
+
+
+@njit
+def slopes_at(e: Entry, m: int, y: float, g: Any, h: Any, c: Any) -> None:
+    """The first three derivatives of e at one y, of m entries; once where no input differs."""
+    n = m if e.count > 0 else 1
+    for i in range(n):
+        e.own[i] = y
+    call(e.code, n, e.own, e.numbers, e.vectors, e.ld, e.out)
+    for k, found in enumerate((g, h, c)):
+        at, one = k * e.ld, simd.load(e.out, k * e.ld)
+        for i in range(0, m, LANES):
+            v = simd.load(e.out, at + i) if n > 1 else simd.spread(one, e.out[at])
+            simd.store(found, i, v)
 
 
 @njit
@@ -147,8 +161,8 @@ def vectors_of(job: Any, k: int, r: int, count: int, ld: int, place: Any, m: int
     d = job[common.WIDTH]
     given = common.rows_at(job, k, r, memory.doubles(d))
     for v in range(count):
-        for i in range(m):
-            out[v * ld + i] = given[v * d + place[i]]
+        for i in range(m):  # without choice LLVM copies vectors
+            out[v * ld + i] = given[v * d + (i if m == d else place[i])]
 
 
 @njit
@@ -252,8 +266,7 @@ def support(job: Any, r: int, e: Entry, place: Any, vs: Any, h: Any, like: Any) 
     vectors_of(job, 4, r, e.count, e.ld, place, n, e.part)
     at_points(e.code, n, e)
     for i in range(0, n, LANES):
-        bent = simd.load(e.out, e.ld + i)
-        simd.store(h, i, simd.select(bent > 1e-250, simd.smaller(bent, 1e250), 1e-250))
+        simd.store(h, i, positive(simd.load(e.out, e.ld + i)))
     return n
 
 

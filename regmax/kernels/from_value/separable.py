@@ -40,70 +40,49 @@ STEPS = 30
 
 
 @njit
-def _each(a: Any, k: int, count: int, i: int) -> Any:
-    """a[k + i : k + i + 16], or a[k] in each lane if ``count`` is 0."""
-    return simd.load(a, k + i) if count > 0 else simd.spread(simd.load(a, k), a[k])
-
-
-@njit
-def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any, on: Any) -> int:
+def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any) -> int:
     """How many entries may be positive, which are moved to the front with what e is at 0; −1 where
     e bends the wrong way, or has no slope; all where ``keep``. No y_i is above 1, so
-    τ ≥ z_i − e'(1). Where the power b is not above 0, e'(0) is −∞. Without inputs that differ, the
-    third result of e is then that at 1/m."""
-    g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
-    at0, y, z = memory.row(room, AT0), memory.row(room, Y), memory.row(room, Z)
-    out, ld, count = e.out, e.ld, e.count
-    first = 1 if count == 0 else m
-    if count == 0:
-        e.own[0], e.own[1], e.own[2] = FLOOR, 1.0, 1.0 / m
-        rows.at_points(e.code, 3, e)
-        at0[0] = out[1]
-        if out[ld + 1] < 0.0:
-            return -1
-    else:
-        for i in range(m):
-            on[i], y[i] = i, 1.0
-        rows.slopes(e, m, on, y)
-        for i in range(m):
-            y[i], at0[i] = 0.0, out[i]
-            if out[ld + i] < 0.0:
-                return -1
-        rows.slopes(e, m, on, y)
-    low = -np.inf
+    τ ≥ z_i − e'(1). Where the power b is not above 0, e'(0) is −∞."""
+    z, at0, g0 = memory.row(room, Z), memory.row(room, AT0), memory.row(room, G0)
+    s0, b0, g = memory.row(room, S0), memory.row(room, B0), memory.row(room, G)
+    h, c = memory.row(room, H), memory.row(room, C)
+    none = simd.spread(simd.load(z, 0), 0.0)
+    best, n, wrong = none - np.inf, 0, 0
+    rows.slopes_at(e, m, 1.0, g, h, c)
     for i in range(0, m, LANES):
-        slope = _each(at0, 0, count, i)
-        above = simd.select(simd.first(m - i) & (slope < np.inf), simd.load(z, i) - slope, -np.inf)
-        low = max(low, simd.largest(above))
-    for i in range(first):
-        h = out[ld + i]
-        if h < 0.0 or at0[i] < out[i] or math.isnan(out[i]):
-            return -1
-        h = rows.positive(h)
-        out[ld + i], out[2 * ld + i] = 1.0 / (FLOOR * h), exponent(FLOOR, h, out[2 * ld + i])
-    n, limit = 0, np.inf if keep else 0.0
+        part, slope = simd.first(m - i), simd.load(g, i)
+        wrong += simd.count(part & (simd.load(h, i) < 0.0))
+        above = simd.select(part & (slope < np.inf), simd.load(z, i) - slope, -np.inf)
+        best = simd.larger(best, above)
+        simd.store(at0, i, slope)
+    low = -np.inf if keep else simd.largest(best)
+    rows.slopes_at(e, m, FLOOR, g, h, c)
     for i in range(0, m, LANES):
-        zi, gi = simd.load(z, i), _each(out, 0, count, i)
-        si, bi = _each(out, ld, count, i), _each(out, 2 * ld, count, i)
-        at = simd.select(bi > limit, zi - gi, simd.spread(zi, np.inf))
-        chosen = simd.first(m - i) & (at >= low)
-        if n == i and simd.count(chosen) == LANES:
-            simd.store(at0, i, at)
-            simd.store(g0, i, gi)
-            simd.store(s0, i, si)
-            simd.store(b0, i, bi)
-            n += LANES
+        part, zi, gi = simd.first(m - i), simd.load(z, i), simd.load(g, i)
+        hi, ci = simd.load(h, i), simd.load(c, i)
+        bad = (hi < 0.0) | (simd.load(at0, i) < gi) | simd.not_below(gi, np.inf)
+        wrong += simd.count(part & bad)
+        endless = rows.positive(hi) * (1.0 - 1e-7) + ci * FLOOR <= 0.0
+        at = simd.select(endless, none + np.inf, zi - gi)
+        chosen = part & (at >= low)
+        if simd.count(chosen) == 0:
             continue
         simd.compress(z, n, zi, chosen)
         simd.compress(at0, n, at, chosen)
         simd.compress(g0, n, gi, chosen)
-        simd.compress(s0, n, si, chosen)
-        simd.compress(b0, n, bi, chosen)
+        simd.compress(s0, n, hi, chosen)
+        simd.compress(b0, n, ci, chosen)
         simd.compress(place, n, simd.load(place, i), chosen)
-        for v in range(count):
-            simd.compress(e.vectors, v * ld + n, simd.load(e.vectors, v * ld + i), chosen)
+        for v in range(e.count):
+            own = simd.load(e.vectors, v * e.ld + i)
+            simd.compress(e.vectors, v * e.ld + n, own, chosen)
         n += simd.count(chosen)
-    return n
+    for i in range(0, n, LANES):
+        h0 = rows.positive(simd.load(s0, i))
+        simd.store(s0, i, 1.0 / (h0 * FLOOR))
+        simd.store(b0, i, exponent(none + FLOOR, h0, simd.load(b0, i)))
+    return n if wrong == 0 else -1
 
 
 @njit
@@ -116,9 +95,7 @@ def _forward_row(
     c, at, at0 = memory.row(room, C), memory.row(room, AT), memory.row(room, AT0)
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
     t, ends = memory.row(room, T), memory.row(room, ENDS)
-    out, ld, count = e.out, e.ld, e.count
-    whole = m
-    m = at_zero(e, False, m, room, place, on)
+    m = at_zero(e, False, m, room, place)
     if m <= 0:
         return 0, np.inf
     none = simd.spread(simd.load(z, 0), 0.0)
@@ -130,17 +107,7 @@ def _forward_row(
     simd.store(g0, m, none)
     simd.store(s0, m, none + 1.0)
     simd.store(b0, m, none + 1.0)
-    if count > 0:
-        rows.slopes_of(e, m, ends, g, h, c)
-    else:
-        k = 2
-        if m < whole:
-            on[0], k = 0, 0
-            rows.slopes(e, 1, on, ends)
-        for i in range(0, m, LANES):
-            simd.store(g, i, none + out[k])
-            simd.store(h, i, none + out[ld + k])
-            simd.store(c, i, none + out[2 * ld + k])
+    rows.slopes_at(e, m, 1.0 / m, g, h, c)
     lo, hi, noise, convex = model(m, room)
     if not convex:
         return 0, np.inf

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import softmax
 from ..base import Hyper
 from ..cpu import tsallis
 from ..cpu.between import Between, between
@@ -100,7 +99,7 @@ class Template:
 
 
 class Power(Template):
-    """e = c y^α/(α(α − 1)), up to a linear term."""
+    """e = c y^α/(α(α − 1)), or c y log y, up to a linear term."""
 
     rows, bound = tsallis.KERNEL, 1e-12
 
@@ -111,25 +110,6 @@ class Power(Template):
 
     def theta(self) -> tuple[Hyper, Callable[[], bool]]:
         return self._alpha, bool
-
-
-class Exponential(Template):
-    """e = c y log y, up to a linear term: softmax."""
-
-    rows, bound, alpha = tsallis.KERNEL, 1e-12, 1.0
-    _alpha = torch.ones(1, dtype=torch.float64, device="cpu")
-
-    def __init__(self, c: float) -> None:
-        self.scale = c
-
-    def forward(self, x: Tensor, gamma: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
-        return softmax.KERNEL.forward(x, gamma * self.scale, (), mask)[0], self.bound
-
-    def theta(self) -> tuple[Hyper, Callable[[], bool]]:
-        return (self._alpha,), bool
-
-    def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
-        return softmax.KERNEL.backward(y, v, gamma * self.scale, (), None, False)[0]
 
 
 class Implicit(Template):
@@ -170,7 +150,7 @@ def template_of(
     if max(powers) - min(powers) <= 1e-11 and -1 - 1e-12 < b <= LARGEST - 1:  # everywhere the same
         alpha = round(4 * (1 + b)) / 4  # but for rounding
         alpha = alpha if abs(alpha - 1 - b) < 1e-12 else 1 + b
-        return Exponential(c) if alpha == 1 else Power(c, alpha)
+        return Power(c, alpha)
     dense = least < 1e-9
     kernel = rows(dense) if math.isfinite(least) else None
     if kernel is None:

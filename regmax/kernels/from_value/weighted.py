@@ -14,68 +14,46 @@ import torch
 from torch import Tensor
 
 from ..base import Hyper
-from ..cpu.between import weighted
+from ..cpu import between
 from ..cpu.job import LEAST
 from .between import slopes_of
 from .compiled import Function
-from .inputs import Inputs
 from .parts import Parts, moved
-from .source import slopes
-from .template import Exponential, Power, Template, template_of
+from .template import Power, Template
 
 _EPS = 8 * torch.finfo(torch.float64).eps
 _SAME = 1e-11
 """How much the power of f may differ from place to place, in rounding."""
 
 
-class Weighted:
-    """The template of an e with these ``parts``."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        constants: list[float] = []
-        vectors = [False] * len(parts.places)
-        self._slopes = Function(slopes(parts.entry, vectors, constants, lanes=True))
-        self._inputs = Inputs(vectors, constants, torch.device("cpu"))
-        none = torch.zeros(0, dtype=torch.float64, device="cpu")
-        self._last: tuple[Tensor, Template | None] = none, None
-
-    def template(self, theta: Hyper, look: bool) -> Template | None:
-        """What computes rows for these inputs of e; None where f is another function. ``look``: for
-        that of f, if the last call had other numbers."""
-        parts = self._parts
-        own = [theta[k] for k in parts.places]
-        numbers, last = self._inputs.rows(tuple(own))[0], self._last
-        again = torch.equal(numbers, last[0])
-        if not (look or again) or len(numbers) > 1:
-            self._last = numbers, None
-            return None
-        template = last[1] if again else None
-        if template is None:
-            template = template_of(self._slopes, numbers, lambda dense: None)
-            self._last = numbers, template
-        if not isinstance(template, Power | Exponential) or template.alpha > 2:
-            return None
-        a, b = (parts.of(part, theta) for part in (parts.factor, parts.scale))
-        b = torch.ones_like(a) if b is None else b  # type: ignore[arg-type]
-        c = b if a is None else a * b
-        least, most = b.amin().item(), b.amax().item()
-        if not (least > 0 and most < 1e150 and c.amin().item() > 0 and c.amax().item() < 1e150):
-            return None
-        points = torch.logspace(0, math.log10(max(most, 1)), 16, dtype=torch.float64, device="cpu")
-        slope, bent, curved = slopes_of(self._slopes, numbers, points)
-        alpha = template.alpha
-        if not bool(((points * curved / bent - (alpha - 2)).abs() <= _SAME).all()):
-            return None  # it is another function above 1
-        shift = parts.of(parts.linear, theta)
-        # e' of the kernel has another value at 1, which counts where ab is not the same everywhere
-        at_one = 1 / (alpha - 1) if alpha - 1 > LEAST else 0.0
-        away = slope[0].item() - template.scale * at_one
-        if not _constant(c):
-            shift = away * c if shift is None else shift + away * c
-        if shift is not None and _constant(shift, template.scale * c.amax().item()):
-            shift = None
-        return _Rows(template, 1 / b, 1 / c, shift)
+def weighted(
+    base: Template | None, parts: Parts, theta: Hyper, slopes: Function, numbers: Tensor
+) -> Template | None:
+    """What computes rows with these ``parts``; ``base`` does for f with these derivatives. None
+    where f is another function."""
+    if not isinstance(base, Power) or base.alpha > 2:
+        return None
+    alpha = base.alpha
+    a, b = (parts.of(part, theta) for part in (parts.factor, parts.scale))
+    b = torch.ones_like(a) if b is None else b  # type: ignore[arg-type]
+    c = b if a is None else a * b
+    least, most = b.amin().item(), b.amax().item()
+    if not (least > 0 and most < 1e150 and c.amin().item() > 0 and c.amax().item() < 1e150):
+        return None
+    points = torch.logspace(0, math.log10(max(most, 1)), 16, dtype=torch.float64, device="cpu")
+    slope, bent, curved = slopes_of(slopes, numbers, points)
+    same = (points * curved / bent - (alpha - 2)).abs() <= _SAME
+    if not bool(same.all()):
+        return None  # it is another function above 1
+    shift = parts.of(parts.linear, theta)
+    # e' of the kernel has another value at 1, which counts where ab is not the same everywhere
+    at_one = 1 / (alpha - 1) if alpha - 1 > LEAST else 0.0
+    away = slope[0].item() - base.scale * at_one
+    if not _constant(c):
+        shift = away * c if shift is None else shift + away * c
+    if shift is not None and _constant(shift, base.scale * c.amax().item()):
+        shift = None
+    return _Rows(base, 1 / b, 1 / c, shift)
 
 
 def _constant(t: Tensor, size: float = 0.0) -> bool:
@@ -90,10 +68,8 @@ class _Rows(Template):
 
     alike = False
 
-    def __init__(
-        self, base: Power | Exponential, sizes: Tensor, rates: Tensor, shift: Tensor | None
-    ) -> None:
-        self.rows: Any = weighted(base.rows)
+    def __init__(self, base: Power, sizes: Tensor, rates: Tensor, shift: Tensor | None) -> None:
+        self.rows: Any = between.weighted(base.rows)
         self.theta, self.scale, self.bound = base.theta, base.scale, base.bound  # type: ignore[method-assign]
         sizes, rates = torch.broadcast_tensors(sizes, rates)
         self._weights, self._shift = (sizes.contiguous(), rates.contiguous()), shift

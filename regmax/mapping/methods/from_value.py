@@ -297,27 +297,32 @@ class FromValue(Kernel):
         theta = theta if self.theta is None else self.theta
         if self.rows is None or not self.made.kernel.alike:
             return None
-        tol = self.settings.tolerance(F64)
-        given = x, gamma, lam, theta, mask, tol, self.rows.given(x)
-        found = self.made.kernel.solve_after(step, *given)
-        if found is None:
+        tol, rows = self.settings.tolerance(F64), self.rows
+        template = self.made.kernel.of_call(theta, x, True).template
+        if template is None or template.bound > tol:
             return None
-        rows, self.rows = self.rows, None
-        self.compare(rows, found[0])
+        y, part, bound = template.forward_after(step, rows.given(x), gamma, lam, mask)
+        if bound > tol:
+            return None
+        y, self.rows = y.double(), None
+        self.compare(rows, y)
         why = f"its source is {self.made.kernel.path}"
-        self.result = Forward(found[0].view(rows.x.shape), "kernel from the value", why)
-        return found[0], found[1]
+        self.result = Forward(y.view(rows.x.shape), "kernel from the value", why)
+        return y, part
 
     def backward_after(
         self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
         part: Tensor | None, hyper: bool,
     ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
         theta = theta if self.theta is None else self.theta
-        if not self.made.kernel.alike:
+        kernel = self.made.kernel
+        at = kernel.of_call(theta, y, False) if kernel.alike else None
+        if at is None or at.template is None:
             return None
-        given = y, v, gamma, lam, theta, part, hyper, self.dtype
-        found: tuple[Tensor, Hyper | None] | None = self.made.kernel.backward_after(step, *given)
-        return found
+        y, v = y.to(self.dtype), v.to(self.dtype)
+        dx, dlam = at.template.backward_after(step, y, v, gamma, lam, part, hyper)
+        each = None if dlam is None else (dlam, *kernel.partials_along(y, dx, gamma, at))
+        return dx.double(), each
 
     def compare(self, rows: Rows, y: Tensor) -> None:
         """Compare the value of Ω with the traced one, and remember it where they differ."""
