@@ -8,6 +8,8 @@ from mapping_checks import normal
 
 import regmax
 from regmax import AtMost, Box, RegularizedMax, Simplex
+from regmax.optimality.certificates import certify
+from regmax.optimality.problem import Problem
 from regmax.testing.backends.generic import definition
 from regmax.testing.inputs import VALUES, hard_values
 
@@ -266,6 +268,23 @@ def test_at_a_vertex_weights_are_bounds_and_nothing_else(name, dtype, kernels):
         assert (torch.autograd.grad((y * torch.arange(9)).sum(), z)[0] == 0).all()
 
 
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", ["gini", "tsallis 1.5", "separable"])
+def test_bounds_of_wrong_answers_and_points_of_the_domain(name, domain):
+    omega, x = OMEGAS[name](), normal(200, 6, seed=13, scale=4.0)
+    region = DOMAINS[domain]().region(x, -1, None)
+    exact = RegularizedMax(omega, domain=DOMAINS[domain]())(x)
+    part = torch.logspace(-9, 0, len(x), dtype=F64).unsqueeze(-1)
+    for other in (region.best(x), region.best(-x), region.middle(x), exact.roll(1, 0)):
+        y = exact + part * (other - exact)
+        bound = certify(Problem(omega, x, bounds=region).at(y)).error_bound
+        assert ((y - exact).norm(dim=-1) <= bound + 1e-14).all()
+    for v in (x, x.abs(), region.middle(x) + x / 40, exact + part * x):
+        inside = region.inside(v)
+        assert (region.off(inside) == 0).all()
+        assert region.feasible(inside).all()
+
+
 def test_a_wrong_total_names_itself():
     with pytest.raises(ValueError, match="total must broadcast to x with size 1"):
         regmax.functional.sparsemax(normal(3, 5, seed=12), domain=Simplex(torch.ones(5)))
@@ -280,6 +299,7 @@ def test_sums_that_rounding_decides():
     upper = torch.tensor([0.5, 0.5, 0.5], dtype=F64)
     y = RegularizedMax(OMEGAS["tsallis 3"](), domain=Simplex(1.0, lower, upper)).solve(x[:1]).y
     assert y[0, :2].tolist() == lower[:2].tolist()
+    assert (RegularizedMax(Cubic(), domain=Simplex(0.3, 0.1))(x) == 0.1).all()  # 0.1 · 3 > 0.3
     tiny = torch.tensor([[1e-97, 1e-29, 0.0126]], dtype=F64)
     y = RegularizedMax(regmax.regularizer("tsallis", alpha=1.9), domain=AtMost(1e-3)).solve(tiny).y
     assert y.tolist() == [[0.0, 0.0, 1e-3]]
