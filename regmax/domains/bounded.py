@@ -274,9 +274,8 @@ class Bounded(Faced):
         face = self.face(y)
         moved = torch.where(face.free, y, torch.where(self._capped(y), self.high, self.low))
         if self.total is not None:
-            assert face.fixed is not None
             share = (self.total - add(moved)) / add(face.free).clamp_min(1)
-            moved = moved + torch.where(face.free & face.fixed, share - share.detach(), 0)
+            moved = moved + torch.where(face.free, share - share.detach(), 0)
         return y + (moved - moved.detach())
 
     def _capped(self, y: Tensor) -> Tensor:
