@@ -13,8 +13,6 @@ from torch import Tensor
 import regmax
 from regmax.functional import entmax
 
-# -- against as many digits as it takes --------------------------------------------------------
-
 
 def check_digits(x: Tensor, alpha: float, v: Tensor) -> None:
     precision_checks.check_digits(
