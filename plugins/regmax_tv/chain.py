@@ -148,7 +148,7 @@ def prox_chain_tv_reference(
     size = _total(y.abs())
     lam = torch.minimum(torch.where(bad, 0, lam), 2 * size)
     z = _values(full, lam, *_groups(y, lam, 4 * _EPS * (lam + size), length))
-    z = torch.where(bad, torch.nan, z[:, :d]) + 0.0
+    z = torch.where(bad, torch.nan, z[:, :d])
     z = torch.zeros_like(z).scatter(1, order, z)
     return torch.where(used, z, 0).to(v.dtype).reshape(v.shape)
 

@@ -81,11 +81,8 @@ class Bounded(Faced):
     def holding(self, t: Tensor) -> Bounded:
         """The y of D with y_i = 1 where t_i = 1; of t elsewhere nothing is asked."""
         held = t == 1
-        low = torch.where(held, 1, self.low)
-        high = torch.where(held & (self.high >= 1) & (self.low <= 1), 1, self.high)
-        if self.total is not None:  # the others have less room
-            room = low + (self.total - add(low)).clamp_min(0)
-            high = torch.minimum(high, room)
+        low = torch.where(held, self.low.clamp_min(1), self.low)
+        high = torch.where(held, self.high.clamp_max(1), self.high)
         return Bounded(low, high, self.total, self.at_most)
 
     def where(self, rows: Tensor, other: Bounded) -> Bounded:
@@ -126,7 +123,6 @@ class Bounded(Faced):
         factor = 1 + missing / torch.where(sums > 0, sums, 1)
         moved = torch.where(free, torch.minimum(self.low + above * factor, self.high), y)
         wrong = self._wrong(y)
-        wrong = wrong & (missing < 0) if self.at_most else wrong
         usable = wrong & (factor > 0.5) & (factor < 2)
         y = torch.where(usable, moved, y)
         return torch.where(self._wrong(y) & wrong, self.nearest(y), y)
@@ -278,9 +274,8 @@ class Bounded(Faced):
         face = self.face(y)
         moved = torch.where(face.free, y, torch.where(self._capped(y), self.high, self.low))
         if self.total is not None:
-            assert face.fixed is not None
             share = (self.total - add(moved)) / add(face.free).clamp_min(1)
-            moved = moved + torch.where(face.free & face.fixed, share - share.detach(), 0)
+            moved = moved + torch.where(face.free, share - share.detach(), 0)
         return y + (moved - moved.detach())
 
     def _capped(self, y: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from mapping_checks import normal
 
 import regmax
 from regmax import AtMost, Box, RegularizedMax, Simplex
+from regmax.optimality.certificates import certify
+from regmax.optimality.problem import Problem
 from regmax.testing.backends.generic import definition
 from regmax.testing.inputs import VALUES, hard_values
 
@@ -118,8 +120,10 @@ def test_the_simplex_with_idle_bounds_is_the_simplex(name):
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_masked_entries_are_0_and_other_rows_are_as_without_them(domain):
-    omega, d, x = OMEGAS["tsallis 1.5"](), DOMAINS[domain](), normal(6, 8, seed=5)
+@pytest.mark.parametrize("name", ["tsallis 1.5", "tv"])
+def test_masked_entries_are_0_and_other_rows_are_as_without_them(name, domain):
+    omega, d = made(name, domain)
+    x = normal(6, 8, seed=5)
     mask = torch.ones(6, 8, dtype=torch.bool)
     mask[:, 2] = mask[0, 5] = False
     whole = RegularizedMax(omega, domain=d)
@@ -266,9 +270,48 @@ def test_at_a_vertex_weights_are_bounds_and_nothing_else(name, dtype, kernels):
         assert (torch.autograd.grad((y * torch.arange(9)).sum(), z)[0] == 0).all()
 
 
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", ["gini", "tsallis 1.5", "separable"])
+def test_bounds_of_wrong_answers_and_points_of_the_domain(name, domain):
+    omega, x = OMEGAS[name](), normal(200, 6, seed=13, scale=4.0)
+    region = DOMAINS[domain]().region(x, -1, None)
+    exact = RegularizedMax(omega, domain=DOMAINS[domain]())(x)
+    part = torch.logspace(-9, 0, len(x), dtype=F64).unsqueeze(-1)
+    others = (region.best(x), region.best(-x), region.middle(x), exact.roll(1, 0))
+    low = torch.full_like(x, -1.0)  # where Σy ≤ k, no y with Σy = k is right
+    for z, other in (*((x, y) for y in others), (low, region.nearest(low + 9))):
+        right = RegularizedMax(omega, domain=DOMAINS[domain]())(z)
+        y = right + part * (other - right)
+        bound = certify(Problem(omega, z, bounds=region).at(y)).error_bound
+        assert ((y - right).norm(dim=-1) <= bound + 1e-14).all()
+    for v in (x, x.abs(), region.middle(x) + x / 40, exact + part * x):
+        inside = region.inside(v)
+        assert (region.off(inside) == 0).all()
+        assert region.feasible(inside).all()
+
+
 def test_a_wrong_total_names_itself():
     with pytest.raises(ValueError, match="total must broadcast to x with size 1"):
         regmax.functional.sparsemax(normal(3, 5, seed=12), domain=Simplex(torch.ones(5)))
+
+
+@pytest.mark.parametrize("name", ["gini", "tsallis 1.5", "coupled"])
+def test_what_cannot_move_has_the_gradient_0(name):
+    """The one free entry, an entry whose bounds are equal, a sum that is less than k."""
+    x = torch.tensor([[5.0, 5.0, -5.0], [0.1, 0.3, 0.2]], dtype=F64, requires_grad=True)
+    v, caps = normal(2, 3, seed=15), torch.tensor([0.5, 0.5, 1.0], dtype=F64)
+    y = RegularizedMax(OMEGAS[name](), domain=Simplex(1.3, upper=caps))(x)
+    assert (y[0, :2] == 0.5).all()
+    assert (torch.autograd.grad(y, x, v)[0][0] == 0).all()
+    low = torch.tensor([0.2, 0.0, 0.0], dtype=F64)
+    y = RegularizedMax(OMEGAS[name](), domain=Simplex(1.0, low, caps.where(low == 0, low)))(x)
+    (g,) = torch.autograd.grad(y, x, v)
+    assert (y[:, 0] == 0.2).all()
+    assert (g[:, 0] == 0).all()
+    assert (g[1, 1:] != 0).all()
+    total = torch.tensor(9.0, dtype=F64, requires_grad=True)
+    y = RegularizedMax(OMEGAS[name](), domain=AtMost(total, 0.9))(x)
+    assert torch.autograd.grad(y, total, v)[0] == 0
 
 
 def test_sums_that_rounding_decides():
@@ -280,6 +323,7 @@ def test_sums_that_rounding_decides():
     upper = torch.tensor([0.5, 0.5, 0.5], dtype=F64)
     y = RegularizedMax(OMEGAS["tsallis 3"](), domain=Simplex(1.0, lower, upper)).solve(x[:1]).y
     assert y[0, :2].tolist() == lower[:2].tolist()
+    assert (RegularizedMax(Cubic(), domain=Simplex(0.3, 0.1))(x) == 0.1).all()  # 0.1 · 3 > 0.3
     tiny = torch.tensor([[1e-97, 1e-29, 0.0126]], dtype=F64)
     y = RegularizedMax(regmax.regularizer("tsallis", alpha=1.9), domain=AtMost(1e-3)).solve(tiny).y
     assert y.tolist() == [[0.0, 0.0, 1e-3]]

@@ -365,6 +365,17 @@ def test_groups_of_chains_in_triton(way, case, d, lam):
         torch.testing.assert_close(g, expected, rtol=0, atol=1e-11 * size.item())
 
 
+@pytest.mark.slow
+def test_no_jump_of_a_chain_has_the_wrong_sign_by_rounding_in_triton():
+    """Groups next to each other, of sums that are rounded by more than what parts them."""
+    draw = torch.Generator().manual_seed(5)
+    size = torch.rand(32, 57, generator=draw).double()
+    x = -(size * 10.0 ** torch.randint(-16, 1, (32, 57), generator=draw)).sort(-1).values
+    x = x[24:31].index_fill(-1, torch.tensor([0]), 0.0).to(DEVICE)
+    with by("registers"):
+        assert bool((functional.oscarmax(x, lam=1e-14).diff(dim=-1) <= 0).all())
+
+
 @pytest.mark.parametrize("d", [10, 64, 130, 700])
 @pytest.mark.parametrize("name", ["sparsemax", "entmax15", "pnormmax"])
 def test_a_nearly_constant_gradient_keeps_its_digits(name, d):

@@ -202,10 +202,13 @@ def entries(z: torch.Tensor, tau: torch.Tensor, a: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 16])
-@pytest.mark.parametrize(("alpha", "sink"), [(1.0, None), (1.2, None), (2.0, None), (2.0, 2.0)])
-def test_bounds(alpha: float, sink: float | None, steps: int, device: str) -> None:
+@pytest.mark.parametrize(
+    ("alpha", "sink", "size"),  # the last has its largest weight on the sink
+    [(1.0, None, 3), (1.2, None, 3), (2.0, None, 3), (2.0, 2.0, 3), (1.8, 1.0, 0.1)],
+)
+def test_bounds(alpha: float, sink: float | None, size: float, steps: int, device: str) -> None:
     """One pass bounds τ from below, and a row's certificate its duality gap, after any step."""
-    q, k = 3 * torch.randn(1, 1, 20, 8), torch.randn(1, 1, 70, 8)
+    q, k = size * torch.randn(1, 1, 20, 8), torch.randn(1, 1, 70, 8)
     v, a = torch.randn(1, 1, 70, 8), alpha - 1
     kernel = ThresholdAttention(*powers.TSALLIS, blocks=SMALL, steps=steps, limit=torch.inf)
     on = [t.to(device) for t in (q, k, v)]

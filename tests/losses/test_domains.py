@@ -90,7 +90,7 @@ def test_one_class_of_those_that_are_chosen(name):
     chosen = x.detach().scatter(1, c[:, None], 30.0)
     assert loss(chosen, c).abs().max() <= 1e-9
     if name != "pnorm":  # a solver
-        assert gradcheck(lambda x: loss(x, c), (x,), atol=1e-5)
+        assert gradcheck(lambda x: loss(x, c), (x,), atol=1e-5, fast_mode=True)
     # one class of one is the loss of the simplex
     plain = FenchelYoungLoss(omega, 0.7, reduction="none")
     for one in (Simplex(upper=1.0), Simplex(upper=3.0)):
@@ -208,8 +208,9 @@ def test_wrong_targets_and_arguments_are_refused():
         loss(x, 2 * t)
     with pytest.raises(ValueError, match=r"target of indices .* must have shape \(4,\)"):
         loss(x, torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"class 0 cannot have y = 1 in the domain, at row \(0,\)"):
-        regmax.SparsemaxLoss(domain=Simplex(2.0, upper=0.9))(x, torch.zeros(4, dtype=torch.int64))
+    for none in (Simplex(2.0, upper=0.9), Box(1.1, 2.0)):
+        with pytest.raises(ValueError, match=r"class 0 cannot have y = 1 in the domain, at row"):
+            regmax.SparsemaxLoss(domain=none)(x, torch.zeros(4, dtype=torch.int64))
     with pytest.raises(ValueError, match="takes weight for targets of indices alone"):
         regmax.SparsemaxLoss(domain=Box(), weight=torch.ones(6))(x, t)
     with pytest.raises(ValueError, match="takes no label_smoothing"):

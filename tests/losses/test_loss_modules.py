@@ -36,6 +36,14 @@ def test_logits_that_changed_are_noticed(name):
         value.backward()
 
 
+def test_a_mask_that_changed_is_that_of_the_call():
+    leaf, mask = normal(4, 5).requires_grad_(), torch.ones(4, 5, dtype=torch.bool)
+    value = SparsemaxLoss()(leaf, indices(4, 5), mask)
+    (before,) = torch.autograd.grad(value, leaf, retain_graph=True)
+    mask[:, ::2] = False
+    assert torch.equal(torch.autograd.grad(value, leaf)[0], before)
+
+
 def test_no_graph_no_cycle(name):
     loss, k, leaf = loss_of(name), indices(4, 5), normal(4, 5).requires_grad_()
     gc.disable()

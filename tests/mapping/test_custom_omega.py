@@ -24,9 +24,6 @@ def scores(rows, d, scale, seed=0):
     )
 
 
-# -- gradients ---------------------------------------------------------------------------------
-
-
 def test_gradient_of_a_nested_module():
     class Nested(Regularizer):
         def __init__(self):
@@ -50,9 +47,6 @@ def test_gradient_of_a_nested_module():
     assert gradgradcheck(f, (weight, bias), atol=1e-5)
     layer(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in layer.parameters())
-
-
-# -- masks, layouts, dtypes --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("power", [1.5, 2.0, 3.0])

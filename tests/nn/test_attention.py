@@ -279,9 +279,6 @@ def test_sizes_of_zero_are_pytorchs(shapes, dtype):
             gradients(out, inputs)
 
 
-# -- what learns ----------------------------------------------------------------------------------
-
-
 # -- chunks of queries, and sinks ------------------------------------------------------------------
 
 
@@ -365,14 +362,14 @@ def test_long_sequences_take_chunks(monkeypatch):
 
 
 def test_chunks_drop_weights_as_often_and_repeat_them_in_backward():
-    q, k, v = (normal(2, 30, 4).requires_grad_() for _ in range(3))
-    v = torch.ones_like(v).requires_grad_()
+    q, v = torch.zeros(2, 30, 4, dtype=F64), torch.ones(2, 30, 4, dtype=F64, requires_grad=True)
     torch.manual_seed(0)
-    out = attention(q, k, v, "softmax", dropout_p=0.5, chunk=7)
+    out = attention(q, normal(2, 30, 4), v, "softmax", dropout_p=0.5, chunk=7)
     (dv,) = torch.autograd.grad(out.sum(), v)
     torch.testing.assert_close(out.sum(), dv.sum())  # linear in v, by the same weights
     assert 0.8 < out.mean() < 1.2
     assert out.std() > 0.05
+    assert not torch.equal(out[:, :7], out[:, 7:14])  # each chunk by its own
 
 
 @pytest.mark.parametrize("learns", [(), "q", "k", "v"])

@@ -109,16 +109,3 @@ def test_frozen_inputs_nan_and_queries_without_keys(taken):
         for n in (8, QUERIES)
     )
     torch.testing.assert_close(parts, whole)
-
-
-def test_second_derivatives_of_shared_inputs():
-    """Where q, k and v are one tensor, each gradient is of the direct dependence alone."""
-    found = []
-    for chunk in (None, 5):
-        torch.manual_seed(0)
-        x = torch.randn(11, WIDTH, dtype=F64).requires_grad_()
-        out = attention(x, x, 2 * x, "sparsemax", chunk=chunk)
-        (g,) = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
-        found.append((g, *torch.autograd.grad(g.square().sum(), x)))
-    for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected)

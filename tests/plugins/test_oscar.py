@@ -5,13 +5,9 @@ from __future__ import annotations
 import numpy as np
 import references
 import torch
-from mapping_checks import (
-    normal,
-)
+from mapping_checks import normal
 
 from regmax.functional import oscarmax
-
-# -- exact=False: P_Δ ∘ P_OSC ------------------------------------------------------------------
 
 
 def composition(x: references.Row, lam: float, gamma: float = 1.0) -> references.Row:

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from regmax.functional import pnormmax
 
-# -- against fifty digits ----------------------------------------------------------------------
-
 
 def check_digits(x: Tensor, p: float, v: Tensor) -> None:
     precision_checks.check_digits(
