@@ -134,7 +134,7 @@ class Problem:
     @functools.cached_property
     def legendre(self) -> bool:
         """Whether the slope of Ω is infinite at 0, so that every participant has y_i > 0."""
-        return properties.steep(self.smooth, self.z)
+        return properties.steep(self.smooth, self.z, self.separable)
 
     @functools.cached_property
     def eps(self) -> float:
