@@ -195,7 +195,7 @@ class Problem:
     def separable(self) -> bool:
         """Whether the smooth part of Ω has a diagonal curvature."""
         if self.defines_curvature:
-            middle = self.at(self.domain.middle(self.z))
+            middle = self.at(simplex.uniform(self.z, self.mask))
             return isinstance(middle.defined.curvature, Diagonal)
         return self.by_gradient.diagonal
 
