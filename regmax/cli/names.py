@@ -103,11 +103,15 @@ def named(text: str) -> tuple[str, Regularizer]:
     After ``FILE.py:`` the names of that file come first. A string that names a .npy, .pt or .csv
     file is the tensor in it.
     """
-    file, of_file, rest = text.partition(".py:")
+    file, of_file, rest = (f"{text}:" if text.endswith(".py") else text).partition(".py:")
     rest = rest if of_file else text
     own: dict[str, Any] = {}
+    held = "none"
     try:
         own = _of_file(Path(f"{file}.py")) if of_file else {}
+        held = ", ".join(key for key, item in own.items() if _is_offered(item)) or held
+        if not rest:
+            raise UsageError(f"{text}: which of its regularizers? {file}.py has {held}")
         name, colon, tail = rest.partition(":")
         if set("+*()") & set(name) or (of_file and not colon):
             made = _read(rest, own)
@@ -119,8 +123,7 @@ def named(text: str) -> tuple[str, Regularizer]:
     except Exception as error:  # a plugin's code may raise anything
         reason = told(error)
         if of_file and isinstance(error, PluginError):
-            held = [key for key, item in own.items() if _is_offered(item)]
-            reason = f"{reason.rstrip('.')}; {file}.py has {', '.join(held) or 'none'}"
+            reason = f"{reason.rstrip('.')}; {file}.py has {held}"
         raise UsageError(f"{clipped(text, 80)}: {reason}") from error
     if isinstance(made, Penalty):
         raise UsageError(

@@ -134,7 +134,7 @@ class Problem:
     @functools.cached_property
     def legendre(self) -> bool:
         """Whether the slope of Ω is infinite at 0, so that every participant has y_i > 0."""
-        return properties.steep(self.smooth, self.z)
+        return properties.steep(self.smooth, self.z, self.separable)
 
     @functools.cached_property
     def eps(self) -> float:
@@ -195,7 +195,7 @@ class Problem:
     def separable(self) -> bool:
         """Whether the smooth part of Ω has a diagonal curvature."""
         if self.defines_curvature:
-            middle = self.at(self.domain.middle(self.z))
+            middle = self.at(simplex.uniform(self.z, self.mask))
             return isinstance(middle.defined.curvature, Diagonal)
         return self.by_gradient.diagonal
 

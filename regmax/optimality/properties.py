@@ -13,19 +13,20 @@ from ..regularizers.penalty import value_of, who
 from ..regularizers.regularizer import Regularizer
 
 
-def steep(smooth: Regularizer, z: Tensor) -> bool:
+def steep(smooth: Regularizer, z: Tensor, separable: bool) -> bool:
     """Whether the slope of Ω is infinite at 0.
 
     From ε to ε² and from ε² to ε⁴ a finite slope changes less and less; logarithms and negative
-    powers do not. Each entry is asked alone, while the others stay on Δ: the slope of
-    Σ_g s_g log s_g is finite where only a part of a group s_g is 0. Each row asks some of the
-    entries; in long rows several entries that have no order are asked together.
+    powers do not. Where Ω is ``separable``, all entries are asked together. Else each entry is
+    asked alone, while the others stay on Δ: the slope of Σ_g s_g log s_g is finite where only a
+    part of a group s_g is 0. Each row asks some of the entries; in long rows several entries that
+    have no order are asked together.
     """
     eps = torch.finfo(z.dtype).eps
     if not z.numel():
         return False
     middle, d = simplex.generic(z), z.shape[-1]
-    rows, blocks = z.numel() // d, min(d, curvature.DENSE_LIMIT)
+    rows, blocks = z.numel() // d, 1 if separable else min(d, curvature.DENSE_LIMIT)
     own = simplex.generic(z.new_empty(d)).argsort() % blocks
     passes = torch.arange(-(-blocks // rows) * rows, device=z.device)
     finite = torch.zeros((), dtype=torch.bool, device=z.device)

@@ -320,7 +320,9 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
         except RuntimeError as error:
             if "requires grad" not in str(error):
                 raise
-            raise RegularizerError(f"{who}.value(y) leaves PyTorch: {error}") from error
+            raise RegularizerError(
+                f"{who}.value(y) leaves PyTorch, or changes y in place: {error}"
+            ) from error
         if not total.requires_grad:
             raise RegularizerError(
                 f"{who}.value(y) does not depend on y through PyTorch operations, so it has no "

@@ -144,3 +144,9 @@ def test_one_participant_needs_no_curvature():
     assert grad.tolist() == [[0.0, 0.0, 0.0]]
     (second,) = torch.autograd.grad(grad.sum(), x, allow_unused=True)
     assert second is None or second.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_a_layer_and_a_loss_say_that_a_learnable_is_for_attention():
+    for made in (RegularizedMax, regmax.FenchelYoungLoss):
+        with pytest.raises(TypeError, match="a Learnable is for attention"):
+            made(regmax.nn.AdaptiveEntmax(4))

@@ -312,3 +312,28 @@ def test_a_kink_is_no_contradiction():
     said = blame(Kinked(), max_iter=5)
     assert "contradicts" not in said
     assert "not differentiable" in said or "not strictly convex" in said
+
+
+@pytest.mark.parametrize("x", [FIVE[0], FIVE])
+def test_a_value_that_sums_over_rows_is_named_for_one_row_too(x):
+    with pytest.raises(RegularizerError, match=r"must return one number per row.*last dimension"):
+        RegularizedMax(omega_of(lambda y: y.square().sum()))(x)
+
+
+def test_a_value_in_float32_is_named():
+    with pytest.warns(ConvergenceWarning, match="value computes in float32"):
+        RegularizedMax(omega_of(lambda y: y.float().square().sum(-1))).solve(FIVE)
+
+
+def test_a_change_in_place_is_named():
+    with pytest.raises(RegularizerError, match="changes y in place"):
+        RegularizedMax(omega_of(lambda y: y.mul_(2).square().sum(-1)))(FIVE)
+
+
+def test_a_separable_omega_is_asked_once_for_the_slopes_of_a_long_row(monkeypatch):
+    omega, asked = regmax.regularizer("gini"), []
+    grad = type(omega).grad
+    monkeypatch.setattr(type(omega), "grad", lambda self, y: (asked.append(1), grad(self, y))[1])
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    assert RegularizedMax(omega).solve(x).converged
+    assert 0 < len(asked) < 50

@@ -372,3 +372,16 @@ def test_a_wrong_product_next_to_a_cap_is_caught():
     report = crosscheck(Off(), 3 * scores(6, 8), ("generic",), domain=Box())
     assert report.pairs[0].wrong == ("closed form",)
     assert report.pairs[0].vjp_bound_a > 1e-4
+
+
+@pytest.mark.parametrize(("program", "said"), [("square", r"shape \(5,\)"), ("sqrt", "CONCAVE")])
+def test_a_program_that_is_no_convex_number_is_named(program, said):
+    class Wrong(Quartic):
+        def as_cvxpy(self, y):
+            import cvxpy
+
+            entries = getattr(cvxpy, program)(y)
+            return entries if program == "square" else cvxpy.sum(entries)
+
+    with pytest.raises(regmax.RegularizerError, match=rf"Wrong\.as_cvxpy.*{said}"):
+        crosscheck(Wrong(), scores(2, 5), ("cvxpy",))

@@ -204,7 +204,8 @@ def _by_solver(
         checked_value(omega, simplex.inward(tied.y), who(omega))
         _check(problem, tied, settings)
         return _on_kinks(tied, tied)
-    checked_value(omega, simplex.inward(problem.initial()), who(omega))
+    start = simplex.inward(problem.initial())  # of one row too, a sum over more than it shows
+    checked_value(omega, start if start.ndim > 1 else start.unsqueeze(0), who(omega))
     if bounds is None:
         check_start(problem)
     solvers, why = _solvers(problem, settings)
@@ -339,7 +340,9 @@ def _report_failure(
     )
     omega = found.at.problem.omega
     known = isinstance(omega, Penalized) or omega.separable or omega.declares("closed_form")
-    if defect is None and known:
+    if defect is None and found.at.problem.eps > torch.finfo(found.y.dtype).eps:
+        message += ". value computes in float32: take float64 there, or raise tol"
+    elif defect is None and known:
         message += ". Raise max_iter or tol, compute in float64, or try another solver"
     elif defect is None:
         message += (

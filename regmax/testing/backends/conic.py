@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...domains import Bounded, Plans, Projected
-from ...regularizers.penalty import Penalized
+from ...regularizers.errors import RegularizerError
+from ...regularizers.penalty import Penalized, who
 from ...regularizers.regularizer import Regularizer
 from .base import Backend, Task
 
@@ -71,8 +72,14 @@ def program(
     if domain is not None:
         bounds = {name: cvxpy.Parameter(size) for name, size in (sizes or {}).items()}
         constraints = domain.as_cvxpy(y, **bounds)
-    objective = cvxpy.Minimize(omega.as_cvxpy(y) - z @ y)
-    return Program(cvxpy.Problem(objective, constraints), z, y, bounds)
+    value = omega.as_cvxpy(y)
+    seen = cvxpy.Constant(0) + value
+    if not (seen.is_scalar() and seen.is_convex()):
+        raise RegularizerError(
+            f"{who(omega)}.as_cvxpy(y) must be one number, convex by the rules of cvxpy; got shape "
+            f"{seen.shape}, {seen.curvature}"
+        )
+    return Program(cvxpy.Problem(cvxpy.Minimize(value - z @ y), constraints), z, y, bounds)
 
 
 def lacks_program(omega: Regularizer) -> str | None:
