@@ -7,7 +7,7 @@ import torch
 from mapping_checks import normal
 
 import regmax
-from regmax import AtMost, Box, RegularizedMax, Simplex
+from regmax import AtMost, Box, RegularizedMax, Simplex, Transport
 from regmax.testing.backends.generic import definition
 from regmax.testing.inputs import VALUES, hard_values
 
@@ -202,6 +202,21 @@ def test_bounds_are_parameters_of_the_layer():
     layer(normal(2, 4, seed=9).float())[:, 0].sum().backward()
     assert caps.grad is not None
     assert "upper=" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    "domain", [Simplex(upper=0.4), Simplex(2.0, upper=0.5), Transport()], ids=str
+)
+def test_next_to_alpha_1_slopes_have_no_constant_beyond_their_digits(domain):
+    """1/(α − 1) in each, of which only rounding of Σ Jv = 0 was left."""
+    x, found = normal(4, 8, seed=12), []
+    for near in (0.0, 1e-9, -1e-9):
+        alpha = torch.tensor(1 + near, dtype=F64, requires_grad=True)
+        layer = RegularizedMax(regmax.regularizer("tsallis", alpha=alpha), domain=domain)
+        solution = layer.solve(x)
+        assert (solution.error_bound < 1e-12).all()
+        found += torch.autograd.grad((solution.y * x.flip(-1)).sum(), alpha)
+    assert torch.allclose(torch.stack(found), found[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0])
