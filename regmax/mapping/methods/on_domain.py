@@ -259,7 +259,7 @@ def _answer(
             return less, bound
         # τ = 0 where clip(p(z)) adds up to at most k, of which ``less`` may be on the other side
         beyond = (add(less) - total).squeeze(-1)
-        doubt, over = (x.shape[-1] ** 0.5 * bound - beyond.abs()).clamp_min(0), beyond >= 0
+        doubt, over = (x.shape[-1] ** 0.5 * bound - beyond.abs()).clamp_min(0), beyond > 0
         if bool(over.any()):
             given = x[over], Bounded(low[over], high[over], total[over])
             less[over], bound[over] = _answer(own, at, *given, mask if mask is None else mask[over])
