@@ -75,7 +75,7 @@ class Domain(nn.Module):
         self, omega: Regularizer, gamma: float | Tensor, x: Tensor, dim: int
     ) -> tuple[Regularizer, float | Tensor]:
         """Ω and γ for rows of this domain, from those laid out for rows along ``dim``."""
-        return as_written(omega), gamma
+        return omega if self.fixed_total else as_written(omega), gamma
 
     def refused(self, region: Any, skip: Tensor | None) -> Tensor:
         """The rows without a point, (*batch, 1), but for those of ``skip``; ValueError where they

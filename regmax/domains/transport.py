@@ -13,7 +13,7 @@ from ..regularizers.arguments import first
 from ..regularizers.curvature import Curvature, Diagonal
 from ..regularizers.expressions import Scaled
 from ..regularizers.penalty import who
-from ..regularizers.regularizer import Regularizer, as_written
+from ..regularizers.regularizer import Regularizer
 from .domain import Domain
 from .plans import Plans
 
@@ -144,7 +144,7 @@ class Transport(Domain):
         each = {name: t for name, t in omega.per_row_tensors(True).items() if t.ndim > 1}
         each = {name: t.view(*(1,) * (x.ndim - t.ndim), *t.shape) for name, t in each.items()}
         omega = omega.with_tensors({name: t.movedim(place, -2) for name, t in each.items()})
-        return OfRows(as_written(omega), x.shape[across], x.shape[dim]), gamma
+        return OfRows(omega, x.shape[across], x.shape[dim]), gamma
 
     def region(self, x: Tensor, dim: int, on: Tensor | None) -> Plans:
         across, dim = self.other(x, dim), dim % x.ndim

@@ -54,6 +54,10 @@ class Reduced(gradients.Operation):
     dx: Tensor | None = None
     """The gradient, that of the sum for the reduction "none"; backward gives it away."""
 
+    @property
+    def held(self) -> Sequence[Any]:
+        return (self.target,)
+
     def forward(self, grad: bool, x: Tensor) -> Any:
         kernel, mean = self.method.kernel, self.reduction == "mean"
         x, target = flat(x), self.target

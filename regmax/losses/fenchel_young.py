@@ -158,6 +158,10 @@ class _Losses(gradients.Operation):
     known: tuple[Tensor, Solved] | None = None
     solved: Solved | None = None
 
+    @property
+    def held(self) -> Sequence[Any]:
+        return (*self.target, self.skip)
+
     def forward(self, grad: bool, x: Tensor, gamma: Any, *tensors: Tensor) -> tuple[Tensor, Any]:
         (value, self.solved), self.known = self.known or self.solve(x, gamma, tensors), None
         return value, ()

@@ -46,8 +46,8 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
     (…) indices or (…, C) distributions, ``bias`` (C,) or None, and ``mask`` (True = takes part)
     that broadcasts to the logits (…, C). The result is that of ``FenchelYoungLoss``, with
     reduction "none" of shape (…). All logits are computed at once under transforms and in a
-    graph, for a target that requires grad, for second derivatives, and where γ or a hyperparameter
-    has one number for each row, (rows, 1).
+    graph, for a target that requires grad, for second derivatives, and where γ, a hyperparameter or
+    a tensor of Ω has one number, or one row, for each row.
     """
 
     def __init__(
@@ -125,7 +125,8 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         if mask is not None and mask.shape[:-1].numel() > 1:
             mask = mask.expand(*batch, classes).reshape(len(rows), classes)
         given = (rows, weight, bias, target, mask, self.gamma, *self.omega.tensors().values())
-        if transforms.under_transform(given) or gradients.learns(target) or self._by_row():
+        whole = self._by_row(len(rows), self._step(classes))
+        if whole or transforms.under_transform(given) or gradients.learns(target):
             return self._losses(self._linear(rows, weight, bias), target, mask)
         refuse_hidden_at(self.omega, weight.new_empty(()).expand(1, classes), None)
         return gradients.apply(_Chunks(self, hidden.device.type), *given)
@@ -154,10 +155,17 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         lost = self.at.part.new_full((), float(found is None))
         return found if self.at.along.reduced(lost, "max") == 0 else None
 
-    def _by_row(self) -> bool:
-        """Whether γ or a hyperparameter has one number for each row."""
-        numbers = (self.gamma, *self.omega.per_row_tensors().values())
-        return any(isinstance(t, Tensor) and t.shape[:-1].numel() > 1 for t in numbers)
+    def _by_row(self, rows: int, step: int) -> bool:
+        """Whether γ or a tensor of Ω has one number, or one row, for each row, or would seem to
+        have them for a chunk."""
+        numbers = (self.gamma, *self.omega.per_row_tensors(True).values())
+        tensors, counts = (
+            self.omega.tensors(fixed=True).values(),
+            {rows, step, rows % step} - {0, 1},
+        )
+        return any(isinstance(t, Tensor) and t.shape[:-1].numel() > 1 for t in numbers) or any(
+            t.ndim >= 2 and t.shape[-2] in counts for t in tensors
+        )
 
     def __repr__(self) -> str:
         own = unusual(soft_cap=(self.soft_cap, None), chunk=(self.chunk, None))

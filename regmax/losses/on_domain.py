@@ -101,6 +101,8 @@ def losses(
             f"target must lie in the domain; got one of sum {t[at].sum().item():g}, in "
             f"[{t[at].min().item():g}, {t[at].max().item():g}], at row {at}"
         )
+    if inner is None and any(t.requires_grad for t in bounds.tensors.values()):
+        rows = rows.literal  # a multiple of Σy − Σt, 0 here, has a derivative in the total
     # both parts are relative to the shift, times a total that they share
     shift, rows = rows.shift, replace(rows, shift=torch.zeros_like(rows.shift))
     value = smooth_max(rows, *evaluate.argmax(rows, settings))

@@ -44,7 +44,7 @@ def linear(module: Any, hidden: Any, weight: Any, bias: Any, target: Any, mask: 
 
     mesh = next(t.device_mesh for t in (hidden, weight, bias) if is_dtensor(t))
     last = hidden.ndim - 1
-    if last != 1 and module._by_row():
+    if last != 1 and module._by_row(hidden.shape[:-1].numel(), 1):
         raise ValueError(
             "hidden must have shape (rows, F) where it or weight is a DTensor and gamma or a "
             f"hyperparameter has one number for each row; got {tuple(hidden.shape)}"

@@ -91,7 +91,7 @@ def maximum(
         local = functools.partial(maximum, settings=settings)
         return sharded.maximum(local, omega, x, gamma, dim, mask, settings)
     rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings), domain)
-    return smooth_max(rows, *argmax(rows, settings)).to(x.dtype)
+    return smooth_max(rows.literal, *argmax(rows, settings)).to(x.dtype)
 
 
 def _known(

@@ -55,7 +55,7 @@ class _Serialized:
         omega, gamma = self.made(tensors)
         none = torch.zeros_like(x[..., :1])
         bounds = Bounded.named(self.named(tensors), x)
-        omega = omega if bounds is None else as_written(omega)
+        omega = omega if bounds is None or bounds.fixed_total else as_written(omega)
         return Rows(x, gamma, mask, omega, none, None, None, x.ndim - 1, x.dtype, bounds)
 
     def one_per_row(self) -> list[bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ..kernels.wrappers import dense
 from ..optimality.problem import Problem
 from ..regularizers import arguments
 from ..regularizers.identity import may_hide, refuse_hidden, unpenalized
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, as_written
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -54,6 +54,11 @@ class Rows:
     def z(self) -> Tensor:
         """x/γ."""
         return self.x / self.gamma
+
+    @property
+    def literal(self) -> Rows:
+        """These rows for max_Ω on a domain: Ω with the multiple of Σy − 1 that its formula has."""
+        return self if self.bounds is None else replace(self, omega=as_written(self.omega))
 
     @property
     def problem(self) -> Problem:

@@ -79,7 +79,7 @@ def solution(
     slack = torch.where(known, certificate.gap * _number(wide.gamma), torch.inf)
     return Solution(
         y=answer,
-        value=smooth_max(rows, y, result, slack).to(answer.dtype),
+        value=smooth_max(rows.literal, y, result, slack).to(answer.dtype),
         gap=rows.restore_rows(certificate.gap.to(answer.dtype)),
         error_bound=bound,
         iterations=iterations,

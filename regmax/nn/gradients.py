@@ -17,6 +17,11 @@ class Operation(ABC):
     """A function of tensors and other arguments, all ``given`` in one order. It keeps none of
     them itself, and serves one call of :func:`apply`. Autocast is off inside."""
 
+    @property
+    def held(self) -> Sequence[Any]:
+        """Tensors of the caller that it keeps: backward raises where they were written to."""
+        return ()
+
     @abstractmethod
     def forward(self, grad: bool, *given: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
         """The result, and what ``backward`` needs beside ``given``; nothing without ``grad``."""
@@ -52,7 +57,8 @@ class _ByHand(torch.autograd.Function):
             out, kept = operation.forward(True, *given)
         ctx.operation, ctx.count = operation, len(kept)
         ctx.others = [None if isinstance(t, Tensor) else (t,) for t in given]
-        ctx.save_for_backward(*kept, *(t for t in given if isinstance(t, Tensor)))
+        held = (t for t in operation.held if isinstance(t, Tensor) and not t.is_inference())
+        ctx.save_for_backward(*kept, *(t for t in given if isinstance(t, Tensor)), *held)
         return out
 
     @staticmethod

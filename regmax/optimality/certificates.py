@@ -113,6 +113,11 @@ def _stray(at: Point, residual: _Residual, bound: Tensor) -> Tensor:
     far = -STRAY * (1 + p.z.abs())
     away, push = p.domain.sided(y, residual.rho)
     stray = p.participants() & (away > 0) & (away <= bound) & (push < far) & _bounded(at)
+    fixed = p.domain.face(y).fixed
+    if fixed is not None:  # caps that add up to k but for rounding leave one entry beside its own
+        ulps = torch.finfo(y.dtype).eps * y.shape[-1] ** 0.5 * y.sum(-1, keepdim=True)
+        beside = fixed & p.domain.capped(y) & (away > 0) & (away <= ulps)
+        stray = stray & ~(beside & (beside.sum(-1, keepdim=True) == 1))
     # ρ is at the lifted point, and Ω may be steep below it
     if transforms.waits(y) or bool(stray.any()):
         slope = p.base.definition.grad

@@ -51,8 +51,8 @@ class Regularizer(Operand):
     highest: the largest y_i at which Ω is finite, where that is not +inf. On every domain no entry
         is above it, and ``strong_convexity`` then holds wherever Ω is finite.
     steep: for :meth:`inverse`, whether the curvature is 0 at 0 (a bool, or one for each row).
-    written: set by regmax where Σy need not be 1: Ω is then what its formula says, also where a
-        multiple of Σy − 1 would change nothing on the simplex.
+    written: set by regmax where Σy is not fixed, and for max_Ω where Σy need not be 1: Ω is then
+        what its formula says, also where a multiple of Σy − 1 would change nothing on the simplex.
     entries: the number of entries that a row must have; None: any.
     formula: Ω(y) in LaTeX, for notebooks; ``$alpha`` stands for the hyperparameter ``alpha``.
     exact: False for a mapping that only approximates the argmax of its Ω. Its derivatives are then
@@ -335,7 +335,7 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
 
 
 def as_written(omega: Regularizer) -> Regularizer:
-    """A copy of Ω for domains other than the simplex."""
+    """A copy of Ω that is what its formula says."""
     copy: Regularizer = frozen(omega)
     for part in copy.modules():
         if isinstance(part, Regularizer):

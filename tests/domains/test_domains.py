@@ -7,7 +7,7 @@ import torch
 from mapping_checks import normal
 
 import regmax
-from regmax import AtMost, Box, RegularizedMax, Simplex
+from regmax import AtMost, Box, RegularizedMax, Simplex, Transport
 from regmax.optimality.certificates import certify
 from regmax.optimality.problem import Problem
 from regmax.testing.backends.generic import definition
@@ -206,6 +206,34 @@ def test_bounds_are_parameters_of_the_layer():
     layer(normal(2, 4, seed=9).float())[:, 0].sum().backward()
     assert caps.grad is not None
     assert "upper=" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    "domain", [Simplex(upper=0.4), Simplex(2.0, upper=0.5), Transport()], ids=str
+)
+def test_next_to_alpha_1_slopes_have_no_constant_beyond_their_digits(domain):
+    """1/(α − 1) in each, of which only rounding of Σ Jv = 0 was left."""
+    x, found = normal(4, 8, seed=12), []
+    for near in (0.0, 1e-9, -1e-9):
+        alpha = torch.tensor(1 + near, dtype=F64, requires_grad=True)
+        layer = RegularizedMax(regmax.regularizer("tsallis", alpha=alpha), domain=domain)
+        solution = layer.solve(x)
+        assert (solution.error_bound < 1e-12).all()
+        found += torch.autograd.grad((solution.y * x.flip(-1)).sum(), alpha)
+    assert torch.allclose(torch.stack(found), found[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("domain", [Simplex(0.5, 0.0, 0.025), AtMost(0.5, 0.025)], ids=str)
+@pytest.mark.parametrize("name", ["entropy", "fermi_dirac", "jensen_shannon", "divergence"])
+def test_caps_that_add_up_but_for_rounding_are_accepted(name, domain):
+    """20 · 0.025 is above 0.5 by a rounding, which one entry has less than its cap."""
+    x = normal(20, 40, seed=13, scale=1e4)
+    x = x - x.amin(-1, keepdim=True) + 1
+    layer = RegularizedMax(regmax.regularizer(name), domain=domain, on_failure="ignore")
+    solution = layer.solve(x)
+    assert (solution.error_bound < 1e-6).all()
+    top = x.argsort(-1, descending=True)[:, :20]
+    assert torch.allclose(solution.y.gather(-1, top), x.new_tensor(0.025), rtol=1e-14)
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0])

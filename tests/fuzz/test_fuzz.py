@@ -73,6 +73,24 @@ def test_a_mask_written_to_after_the_loss():
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("omega", ["gini", "tv"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, None], ids=str)
+def test_a_target_written_to_after_the_loss_is_refused(smoothing, omega):
+    """As by cross-entropy: a second backward, and one with a graph, read it again."""
+    x = torch.tensor([[1.0, 0.5, 0.8, 0.2]], dtype=torch.float64, requires_grad=True)
+    for again in (False, True):
+        target = torch.tensor([0])
+        if smoothing is None:
+            target = torch.tensor([[0.5, 0.25, 0.25, 0.0]], dtype=torch.float64)
+        loss = FenchelYoungLoss(regmax.regularizer(omega), label_smoothing=smoothing or 0.0)
+        value = loss(x, target)
+        if not again:
+            torch.autograd.grad(value, x, retain_graph=True)
+        target.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(value, x, create_graph=again)
+
+
 def test_probabilities_of_one_dimension():
     """``loss.mapping`` takes the dimension that ``forward`` takes."""
     x = torch.tensor([1.0, 0.5, 0.0])

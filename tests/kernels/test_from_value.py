@@ -162,6 +162,25 @@ def test_each_operation_has_the_derivatives_of_autograd(names, maker):
         torch.testing.assert_close(out, function(y).detach(), rtol=1e-13, atol=1e-14)
 
 
+class MultipleOfEntropy(regmax.Regularizer):
+    def __init__(self, w):
+        super().__init__()
+        self.w = w
+
+    def value(self, y):
+        return (self.w * torch.xlogy(y, y)).sum(-1)
+
+
+@pytest.mark.parametrize("shape", [(), (D,)])
+def test_a_condition_on_a_learned_number_joins_one_on_entries(shape):
+    """The derivative of w·xlogy is 0 where w = 0 and y ≤ 0."""
+    x = torch.randn(2, D, dtype=F64, generator=torch.Generator().manual_seed(3))
+    given = x.requires_grad_(), torch.full(shape, 1.3, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(
+        lambda x, w: regmax.RegularizedMax(MultipleOfEntropy(w))(x), given, atol=1e-4
+    )
+
+
 Q = torch.randn(D, D, dtype=F64, generator=torch.Generator().manual_seed(0))
 A = torch.randn(D, 9, dtype=F64, generator=torch.Generator().manual_seed(1))
 SHIFT, SCALE = A[0] + 1, A[1].exp()

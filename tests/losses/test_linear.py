@@ -141,6 +141,28 @@ def test_a_hidden_tensor_that_learns_is_refused(learns):
         LinearFenchelYoungLoss(Hidden(), chunk=4)(*given, inputs()[2])
 
 
+class Priced(regmax.Regularizer):
+    def __init__(self, w):
+        super().__init__()
+        self.w = w
+
+    def value(self, y):
+        return (self.w * y.square()).sum(-1) / 2
+
+
+@pytest.mark.parametrize(
+    "made", [Priced, lambda w: regmax.regularizer("divergence", prior=w)], ids=["own", "prior"]
+)
+def test_numbers_for_the_entries_of_each_row_take_all_rows_at_once(made):
+    hidden, weight, target, bias = inputs()
+    each = torch.rand(ROWS, CLASSES, dtype=F64) + 0.1
+    same = regmax.FenchelYoungLoss(made(each))(F.linear(hidden, weight, bias), target)
+    loss = LinearFenchelYoungLoss(made(each), chunk=4)
+    torch.testing.assert_close(loss(hidden, weight, target, bias), same)
+    with pytest.raises(ValueError, match=r"prior must broadcast|w must have one row"):
+        LinearFenchelYoungLoss(made(each[:4]), chunk=4)(hidden[:12], weight, target[:12], bias)
+
+
 def test_float32_half_precision_and_autocast():
     given = inputs(dtype=torch.float32)
     omega = OMEGAS["entmax15"]

@@ -201,8 +201,8 @@ smaller = _lanewise(lambda builder, a, b: builder.select(builder.fcmp_ordered("<
 
 
 def _operator(sign: Any, make: Any, result: Any = None) -> None:
-    """``sign`` of vectors, and of a vector and a number; without a function for each of the types,
-    as ``overload`` would compile."""
+    """``sign`` of vectors, and of a vector and a number or a truth value; without a function for
+    each of the types, as ``overload`` would compile."""
 
     class Template(AbstractTemplate):
         key = sign
@@ -215,8 +215,9 @@ def _operator(sign: Any, make: Any, result: Any = None) -> None:
         return make(builder, *_vectors(context, builder, signature.args, args))
 
     infer_global(sign)(Template)
-    for kinds in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
-        lower_builtin(sign, *kinds)(code)
+    for kind in (Vector, types.Number, types.Boolean):
+        lower_builtin(sign, Vector, kind)(code)
+        lower_builtin(sign, kind, Vector)(code)
 
 
 for _sign, _make, *_result in (
