@@ -50,13 +50,13 @@ class _Separable:
         seen = more > 64 * eps * (first.abs() + second.abs())
         b = torch.where(seen & (b < 1), b, 1)
         log = (b.abs() < max(1e-5, 4 * t)) | (problem.steep & (b > 0))
-        b = torch.where(log, LOG, b)
+        b = torch.where(on, torch.where(log, LOG, b), 1)
         a = -more * b / (t ** (2 * b) * torch.expm1(2 * b * math.log(t)))
         bent = middle ** (1 - b) * magnitude(problem.curvature(middle), torch.ones_like(middle))
         a = torch.where(b > 0, torch.maximum(torch.where(b < 1, a, 0), bent), a)
         fits = (a > 0) & (a < torch.inf)
         self.known = (fits | ~on).all(-1)
-        self._a, self._b = torch.where(fits, a, 1), b
+        self._a, self._b = torch.where(fits & on, a, 1), b
 
     def _slopes(self, t: float) -> list[Tensor]:
         """∇Ω at each entry where it is t, t² and t⁴, with the entries of its part."""

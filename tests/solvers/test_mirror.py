@@ -187,3 +187,18 @@ def test_an_entropy_of_groups_takes_few_steps():
         solution = RegularizedMax(omega, on_failure="raise").solve(hard(8, 20, 10.0))
     assert solution.path == "solver newton"
     assert solution.iterations.max() <= 15
+
+
+class Barrier(Quadratic):
+    """−Σ log y_i / 100 + ½ yᵀQy."""
+
+    def value(self, y):
+        return ((y @ self.q) * y).sum(-1) / 2 - y.log().sum(-1) / 100
+
+
+def test_entries_that_do_not_take_part_hide_no_digits_of_a_pole():
+    x = hard(8, 20, 1.0)
+    mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.7
+    with regmax.kernels.reference():
+        solution = RegularizedMax(Barrier(matrix(20, 100.0)), on_failure="raise").solve(x, mask)
+    assert solution.path == "solver newton"
