@@ -14,6 +14,7 @@ from ..regularizers.curvature import Diagonal
 from ..regularizers.penalty import Penalized, proxed
 from . import projected
 from .problem import Point, Problem
+from .properties import magnitude
 from .solution import TRUSTED
 from .solution import Certificate as Certificate
 
@@ -128,10 +129,9 @@ def _stray(at: Point, residual: _Residual, bound: Tensor) -> Tensor:
     return stray
 
 
-def _bounded(at: Point) -> Tensor | bool:
+def _bounded(at: Point) -> Tensor:
     """The entries that may be at their nearer bound: not at 0 where the slope of Ω is infinite."""
-    p = at.problem
-    return p.domain.capped(at.y) if p.legendre else True
+    return at.problem.domain.capped(at.y) | ~at.problem.steep
 
 
 def _raised(at: Point) -> _Residual:
@@ -140,7 +140,7 @@ def _raised(at: Point) -> _Residual:
     p, eps = at.problem, torch.finfo(at.y.dtype).eps
     found = _residual(at)
     below = (found.point < eps**1.5) & (found.rho > found.rounding) & p.participants()
-    if decisions.rare("tiny entries", below & p.legendre):
+    if decisions.rare("tiny entries", below & p.steep):
         raised = found.point + NEGLIGIBLE * eps**2 * below
         again = _residual(Point(p, raised))
         found = again._replace(off=again.off + found.off + (raised - found.point).norm(dim=-1))
@@ -211,13 +211,8 @@ def _rounded(at: Point, r: Tensor, rounding: Tensor) -> Tensor | None:
 
 
 def _stiffness(at: Point) -> Tensor:
-    """An estimate of |∇²Ω(y)| |y|, by two vectors of signs."""
-    y, curvature = at.y, at.verified.curvature
-    size = torch.zeros_like(y)
-    for phase in (0.0, 2.1):
-        signs = torch.where(simplex.generic(y, phase) * y.shape[-1] > 1, 1.0, -1.0).to(y.dtype)
-        moved = curvature.matvec(torch.where(at.support, signs * y, 0))
-        size = torch.maximum(size, torch.nan_to_num(moved).abs())
+    """An estimate of |∇²Ω(y)| |y|."""
+    size = magnitude(at.verified.curvature, torch.where(at.support, at.y, 0))
     return torch.where(at.support, size, 0)
 
 

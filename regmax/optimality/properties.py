@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 
 from ..kernels import decisions, simplex
-from ..regularizers import curvature
-from ..regularizers.curvature import CHUNK
+from ..regularizers.curvature import CHUNK, DENSE_LIMIT, Curvature
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import value_of, who
 from ..regularizers.regularizer import Regularizer
 
 
-def steep(smooth: Regularizer, z: Tensor, separable: bool) -> bool:
-    """Whether the slope of Ω is infinite at 0.
+def steep(smooth: Regularizer, z: Tensor, separable: bool) -> Tensor:
+    """The entries (d,) in which the slope of Ω is infinite at 0.
 
     From ε to ε² and from ε² to ε⁴ a finite slope changes less and less; logarithms and negative
     powers do not. Where Ω is ``separable``, all entries are asked together. Else each entry is
@@ -24,24 +23,37 @@ def steep(smooth: Regularizer, z: Tensor, separable: bool) -> bool:
     """
     eps = torch.finfo(z.dtype).eps
     if not z.numel():
-        return False
+        return torch.zeros(z.shape[-1], dtype=torch.bool, device=z.device)
     middle, d = simplex.generic(z), z.shape[-1]
-    rows, blocks = z.numel() // d, 1 if separable else min(d, curvature.DENSE_LIMIT)
+    rows, blocks = z.numel() // d, 1 if separable else min(d, DENSE_LIMIT)
     own = simplex.generic(z.new_empty(d)).argsort() % blocks
     passes = torch.arange(-(-blocks // rows) * rows, device=z.device)
-    finite = torch.zeros((), dtype=torch.bool, device=z.device)
+    finite = torch.zeros_like(own, dtype=torch.bool)
     for block in passes.view(-1, *z.shape[:-1], 1).split(max(1, CHUNK // z.numel())):
         asked = own == block % blocks
         rest = torch.where(asked, 0, middle)
         rest = rest / rest.sum(-1, keepdim=True).clamp_min(eps)
-        with torch.no_grad():
-            near, nearer, nearest = (
-                smooth.grad(torch.where(asked, eps**k, rest)) for k in (1, 2, 4)
-            )
+        near, nearer, nearest = slopes(smooth, asked, rest, eps)
         change, noise = (nearer - near).abs(), 64 * eps * (near.abs() + nearer.abs())
         grows = (nearest - nearer).abs() > 0.5 * change + noise
-        finite = finite | (asked & ~grows).any()
-    return not decisions.usual(("finite slope at 0", type(smooth).__name__), finite)
+        finite = finite | (asked & ~grows).flatten(0, -2).any(0)
+    return ~finite
+
+
+def slopes(smooth: Regularizer, asked: Tensor, rest: Tensor, size: float) -> list[Tensor]:
+    """∇Ω where the entries ``asked`` are t, t² and t⁴ for t = ``size``, and others those of
+    ``rest``."""
+    with torch.no_grad():
+        return [smooth.grad(torch.where(asked, size**k, rest)) for k in (1, 2, 4)]
+
+
+def magnitude(curvature: Curvature, v: Tensor) -> Tensor:
+    """An estimate of |H| |v|, by two vectors of signs."""
+    found = torch.zeros_like(v)
+    for phase in (0.0, 2.1):
+        signs = torch.where(simplex.generic(v, phase) * v.shape[-1] > 1, 1.0, -1.0).to(v.dtype)
+        found = torch.maximum(found, torch.nan_to_num(curvature.matvec(signs * v)).abs())
+    return found
 
 
 def rounding(omega: Regularizer, z: Tensor, mask: Tensor | None) -> float:

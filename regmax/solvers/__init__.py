@@ -43,9 +43,11 @@ def choose(problem: Problem) -> tuple[list[Solver], str]:
     if problem.structured:
         return [Fista()], "Ω has a penalty: proximal gradient steps"
     if problem.separable:
-        return [Newton(), Interior()], "Ω is separable: the dual is one scalar root"
-    if problem.legendre:
-        return [Newton(), Interior()], "the slope of Ω is infinite at 0: Newton steps in scores"
-    if problem.bounds is not None:
-        return [Interior()], "Newton steps between the bounds"
-    return [Newton(), Interior()], "Ω is smooth up to the boundary of the simplex"
+        why = "Ω is separable: the dual is one scalar root"
+    elif problem.legendre:
+        why = "the slope of Ω is infinite at 0: Newton steps in scores"
+    elif problem.bounds is not None:
+        why = "Newton steps between the bounds"
+    else:
+        why = "Ω is smooth up to the boundary of the simplex"
+    return [Newton(), Interior()], why

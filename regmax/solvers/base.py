@@ -230,24 +230,26 @@ def newton(at: Point, support: Tensor | None = None) -> Tensor:
     problem, y, current = at.problem, at.y, at.support
     if support is None or (not transforms.waits(y) and torch.equal(support, current)):
         support = current
-    elif problem.legendre:  # a step in log y cannot make a zero positive
-        y = at.settled(support | ~current)
-        y = torch.where(support & (y == 0), 1e-3 / y.shape[-1], y)
-        at = Point(problem, problem.inside(y))
     else:
-        at = Point(problem, at.settled(support))
+        y = at.settled(support)
+        if problem.legendre:  # a step in log y cannot make a zero positive
+            y = torch.where(support & problem.steep & (y == 0), 1e-3 / y.shape[-1], y)
+            y = problem.inside(y)
+        at = Point(problem, y)
     return moved(problem, at.y, torch.nan_to_num(at.newton_step(support)), support)
 
 
 def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
     """The point of D after a step on the support."""
+    new = y + step
     if problem.bounds is not None:
-        return problem.inside(torch.maximum(y + step, y / 100) if problem.legendre else y + step)
+        return problem.inside(torch.where(problem.steep, torch.maximum(new, y / 100), new))
+    new = new.clamp_min(0)
     if problem.legendre:
         inside = torch.where(support, y, 1)
-        logs = torch.where(support, inside.log() + step / inside, -torch.inf)
-        return simplex.normalize(logs.softmax(-1))
-    return simplex.normalize((y + step).clamp_min(0))
+        logs = torch.where(problem.steep, inside.log() + step / inside, new.log())
+        new = torch.where(support, logs, -torch.inf).softmax(-1)
+    return simplex.normalize(new)
 
 
 def tried(problem: Problem, y: Tensor, done: Tensor, tol: float) -> tuple[Tensor, Tensor]:

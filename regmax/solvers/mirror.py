@@ -1,9 +1,11 @@
-"""Newton's method in scores, for a coupled Ω with an infinite slope at 0.
+"""Newton's method in scores, for a coupled Ω with an infinite slope at 0 or between bounds.
 
 Ω = e + C, e = Σ e_i(y_i) with the slope of Ω next to 0: e_i'(t) = A_i (t^b_i − 1)/b_i, A_i log t
-where b_i = 0. y is the optimum if it is Π_e(a), the maximiser of ⟨y, a⟩ − e(y) over D, for the
+where b_i = 0. If that slope is finite, b_i > 0, and A_i is at least the curvature of Ω in the
+middle of D. y is the optimum if it is Π_e(a), the maximiser of ⟨y, a⟩ − e(y) over D, for the
 scores a = z − ∇C(y). Π_e has the digits of an entry of 1e-40 and the bounds of D exactly, and ∇C
-is finite at 0. With R = z − ∇C(y) − a and J of Proposition 1 on the face of y, Newton's step is
+is finite at 0. If b_i > 0, Π_e has exact zeros. With R = z − ∇C(y) − a and J of Proposition 1 on
+the face of y, Newton's step is
 
     a + R − ∇²C(y) w,    w = J R,    which moves y by w,    ⟨∇Ω(y) − z, w⟩ = −⟨R, J R⟩ ≤ 0.
 
@@ -12,36 +14,63 @@ It is halved until the objective does not rise.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from ..kernels import transforms
+from ..kernels import simplex, transforms
 from ..optimality.certificates import certify
 from ..optimality.problem import Problem
+from ..optimality.properties import magnitude, slopes
+from ..regularizers.curvature import CHUNK
 from .base import chosen, loss, slack
-from .powers import Powers, exponent, filled
+from .powers import Powers, filled
 
 STEPS, HALVES, CHECK = 60, 12, 6
 """The most steps, how often one is halved, and the steps between two certificates."""
+BLOCKS = 8
+"""The parts of a row, in each of which Ω is evaluated next to 0 while the others stay."""
+LOG = -1e-14
+"""The exponent b of a logarithm."""
 
 
 class _Separable:
-    """e of a problem, from the curvature of Ω at two points next to 0; ``known``: rows with one."""
+    """e of a problem; ``known``: the rows with one."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem, self._on = problem, problem.movable()
+        self._problem, on = problem, problem.movable()
         self._middle = problem.domain.middle(problem.z)
         eps = torch.finfo(problem.z.dtype).eps
-        far, near = (
-            filled(self._on, size * self._middle).clamp_min(eps**1.5) for size in (eps**0.5, eps)
-        )
-        h, h_near = problem.at(far).diagonal[1], problem.at(near).diagonal[1]
-        b = exponent(near, far, h_near, h, torch.ones_like(far))
-        self._b = torch.where(b > -1e-5, -1e-14, b)
-        a = near ** (1 - self._b) * h_near
+        t, middle = eps**0.5, filled(on, self._middle)
+        first, second, third = self._slopes(t)
+        rise, more = first - second, second - third
+        # (t²ᵇ − t⁴ᵇ) / (tᵇ − t²ᵇ) = tᵇ + t²ᵇ
+        b = ((((1 + 4 * more / rise).sqrt() - 1) / 2).log() / math.log(t)).clamp_min(-8)
+        seen = more > 64 * eps * (first.abs() + second.abs())
+        b = torch.where(seen & (b < 1), b, 1)
+        log = (b.abs() < max(1e-5, 4 * t)) | (problem.steep & (b > 0))
+        b = torch.where(on, torch.where(log, LOG, b), 1)
+        a = -more * b / (t ** (2 * b) * torch.expm1(2 * b * math.log(t)))
+        bent = middle ** (1 - b) * magnitude(problem.curvature(middle), torch.ones_like(middle))
+        a = torch.where(b > 0, torch.maximum(torch.where(b < 1, a, 0), bent), a)
         fits = (a > 0) & (a < torch.inf)
-        self.known = (fits | ~self._on).all(-1)
-        self._a = torch.where(fits, a, 1)
+        self.known = (fits | ~on).all(-1)
+        self._a, self._b = torch.where(fits & on, a, 1), b
+
+    def _slopes(self, t: float) -> list[Tensor]:
+        """∇Ω at each entry where it is t, t² and t⁴, with the entries of its part."""
+        smooth, middle = self._problem.smooth, self._middle
+        d, rows = middle.shape[-1], max(1, CHUNK // max(1, middle.numel()))
+        own = simplex.generic(middle.new_empty(d)).argsort() % BLOCKS
+        parts = torch.arange(min(d, BLOCKS), device=middle.device)
+        found = [torch.zeros_like(middle)] * 3
+        for some in parts.view(-1, *(1,) * middle.ndim).split(rows):
+            asked = (own == some).expand(-1, *middle.shape)
+            rest = simplex.inward(middle).expand(asked.shape)
+            each = [torch.where(asked, g, 0).sum(0) for g in slopes(smooth, asked, rest, t)]
+            found = [g + new for g, new in zip(found, each, strict=True)]
+        return found
 
     def slope(self, y: Tensor) -> Tensor:
         return self._a * torch.expm1(self._b * y.log()) / self._b

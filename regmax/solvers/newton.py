@@ -1,5 +1,5 @@
 """Newton's method on the optimality condition: on τ alone where ∇²Ω is diagonal, in scores where
-the slope of Ω is infinite at 0, on the support otherwise."""
+the slope of Ω is infinite at 0 or D has other bounds, on the support otherwise."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Newton(Solver):
     Σ y log y. Its first derivative is right for every Ω, so it converges as Newton's method does.
     In the model τ is the root of a monotone function.
 
-    A coupled Ω with an infinite slope at 0 takes its steps in scores, by ``mirrored``, as do rows
-    that the root does not solve. If the slope of Ω is finite at 0, the step is J (z − ∇Ω(y)), J the
+    A coupled Ω with an infinite slope at 0, in some entries or all, takes its steps in scores, by
+    ``mirrored``, as does any Ω between bounds, and rows that the root does not solve. If the slope
+    of Ω is finite at 0 on the simplex, the step is J (z − ∇Ω(y)), J the
     matrix of Proposition 1, which backward reuses: each iteration takes a few FISTA steps, which
     change the support, and then Newton steps on that support with one factorisation while they
     improve. A row keeps a Newton step only if its objective does not rise, so it is never worse
@@ -46,8 +47,6 @@ class Newton(Solver):
     PATIENCE: ClassVar[int] = 5
 
     def unsuitable(self, problem: Problem) -> str | None:
-        if problem.bounds is not None and not (problem.separable or problem.legendre):
-            return "it solves a separable Ω alone there, or one with an infinite slope at 0"
         return "a penalty has no Hessian" if problem.structured else None
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
@@ -55,17 +54,15 @@ class Newton(Solver):
         problem.observe(y)
         done = torch.zeros_like(y[..., 0], dtype=torch.bool)
         iterations, spent = torch.zeros_like(done, dtype=torch.int64), 0
-        if not problem.separable and (problem.legendre or problem.bounds is not None):
-            return mirrored(problem, tol, max_iter)
         if problem.separable:
             root, done, iterations = _by_root(problem, min(self.ROOT, max_iter))
             spent = self.ROOT
-            if problem.bounds is not None or spent >= max_iter or decisions.all_of(done):
+            if spent >= max_iter or decisions.all_of(done):
                 return root, iterations
-            if problem.legendre:
-                other, more = mirrored(problem, tol, max_iter - spent)
-                return chosen(done, root, other), torch.where(done, iterations, spent + more)
             y = chosen(done, root, y)  # far from y* a wrong root is a bad start
+        if problem.legendre or problem.bounds is not None:
+            other, more = mirrored(problem, tol, max_iter - spent)
+            return chosen(done, y, other), torch.where(done, iterations, spent + more)
         descent = Descent(problem, y)
         small, least = min(tol, 1e-6) / 10, max(1e-12, torch.finfo(y.dtype).eps)
         value, idle = loss(problem, y), torch.zeros_like(iterations)

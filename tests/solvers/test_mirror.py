@@ -1,4 +1,4 @@
-"""A coupled Ω with a logarithm between bounds, at scores of any size."""
+"""A coupled Ω with a logarithm, of all entries or some, at scores of any size."""
 
 import pytest
 import torch
@@ -126,3 +126,79 @@ def test_derivatives_next_to_0_and_to_a_cap():
         assert report.ok, report.table()
         layer = RegularizedMax(omega, domain=domain)
         assert torch.autograd.gradcheck(layer, x.clone().requires_grad_(), eps=1e-7, atol=1e-6)
+
+
+class Groups(regmax.Regularizer):
+    """The logarithm of an entry is small beside that of its group."""
+
+    def value(self, y):
+        s = torch.stack([t.sum(-1) for t in y.tensor_split(2, -1)], -1)
+        return torch.xlogy(y, y).sum(-1) / 10 + torch.xlogy(s, s).sum(-1)
+
+
+class Half(Quadratic):
+    """A logarithm, or another infinite slope, in the first half of the entries alone."""
+
+    def __init__(self, q, steep="log", rest=2.0):
+        super().__init__(q)
+        self.steep, self.rest = steep, rest
+
+    def value(self, y):
+        first, last = y.tensor_split(2, -1)
+        first = {"log": torch.xlogy(first, first), "root": -first.sqrt()}[self.steep]
+        return first.sum(-1) + last.pow(self.rest).sum(-1) + ((y @ self.q) * y).sum(-1) / 2
+
+
+@pytest.mark.parametrize("scale", [10.0, 100.0])
+@pytest.mark.parametrize("kind", [None, "cap", "subset", "at most", "box"])
+def test_an_infinite_slope_in_some_entries(kind, scale):
+    for d, steep, rest in ((3, "log", 2.0), (8, "root", 1.5), (24, "log", 1.5)):
+        x, omega = hard(6, d, scale), Half(matrix(d, 4.0), steep, rest)
+        domain = None if kind is None else DOMAINS[kind](d)
+        with regmax.kernels.reference():
+            layer = RegularizedMax(omega, domain=domain, on_failure="raise")
+            solution, narrow = layer.solve(x), layer(x.float())
+        assert solution.path == "solver newton"
+        assert (solution.error_bound <= 1e-8).all()
+        assert (solution.y[:, : d // 2] > 0).all() or scale == 100
+        assert (narrow - solution.y).abs().max() < 1e-4
+        if kind in (None, "cap"):
+            optimal(omega, x, solution.y, domain or Simplex(upper=1.0), 1e-6 * (1 + scale))
+    if kind is None:
+        assert (solution.y == 0).any()
+
+
+def test_derivatives_where_some_entries_are_0_and_others_cannot_be():
+    x = hard(4, 7, 2.0, 2)[:2]
+    mask = torch.ones_like(x, dtype=torch.bool)
+    mask[:, 2] = False
+    for domain in (None, AtMost(0.8, 0.5)):
+        with regmax.kernels.reference():
+            layer = RegularizedMax(Half(matrix(7)), domain=domain)
+            y = layer(x, mask)
+            assert (y[:, [0, 1]] > 0).all()
+            inputs = (x.clone().requires_grad_(), mask)
+            assert torch.autograd.gradcheck(layer, inputs, eps=1e-7, atol=1e-6)
+
+
+def test_an_entropy_of_groups_takes_few_steps():
+    omega = Groups()
+    with regmax.kernels.reference():
+        solution = RegularizedMax(omega, on_failure="raise").solve(hard(8, 20, 10.0))
+    assert solution.path == "solver newton"
+    assert solution.iterations.max() <= 15
+
+
+class Barrier(Quadratic):
+    """−Σ log y_i / 100 + ½ yᵀQy."""
+
+    def value(self, y):
+        return ((y @ self.q) * y).sum(-1) / 2 - y.log().sum(-1) / 100
+
+
+def test_entries_that_do_not_take_part_hide_no_digits_of_a_pole():
+    x = hard(8, 20, 1.0)
+    mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.7
+    with regmax.kernels.reference():
+        solution = RegularizedMax(Barrier(matrix(20, 100.0)), on_failure="raise").solve(x, mask)
+    assert solution.path == "solver newton"
