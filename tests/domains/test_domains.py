@@ -193,8 +193,6 @@ def test_what_takes_no_domain_refuses_it():
             call()
     with pytest.raises(ValueError, match="simplex alone"):
         RegularizedMax(OMEGAS["gini"](), solver="fista", domain=Box())(x)
-    with pytest.raises(ValueError, match="a separable Ω alone"):
-        RegularizedMax(Coupled(), solver="newton", domain=Box())(x)
     with pytest.raises(TypeError, match="domain must be"):
         RegularizedMax(OMEGAS["gini"](), domain="box")
 

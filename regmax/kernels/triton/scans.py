@@ -145,8 +145,9 @@ def split(x, on, t, before, code, down, up, slack):
     """The codes of new ends, where a group's solution crosses its value; elsewhere 0."""
     start = before != 4 + NOT
     c = tl.where(on, t - x, 0.0) - pull(before & 3, down, up) + pull(code, down, up)
-    # a masked entry may clip the message: the next participant does
-    low, high = tl.where(start, c, c - down), tl.where(start, c, c + up)
+    # a masked entry passes the message on unchanged
+    low = tl.where(start, c, tl.where(on, c - down, -float("inf")))
+    high = tl.where(start, c, tl.where(on, c + up, float("inf")))
     _, m, _ = tl.associative_scan((c, low, high), 1, clipped)
     sure = (code != NOT) | (m > up + slack) | (m < -down - slack)
     label = tl.where(sure, tl.where(m < 0, DOWN, UP), 0)
