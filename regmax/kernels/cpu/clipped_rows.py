@@ -236,9 +236,10 @@ def _row(
                 for i in range(0, n, LANES):
                     simd.store(kept, i, simd.load(long, i))
             room[LANES * SIZE + k] = n
-        for k in range(count, LANES):
+        for k in range(count, LANES):  # one entry, with a sum that it reaches above the bound on τ
             packed[k * apart], room[LANES * SIZE + k] = room[LANES * TOP], 1
-        m = tiles.columns(room, packed, apart, -np.inf, tile)
+            room[LANES * TOTAL + k] = min(room[LANES * MOST], room[LANES * TOTAL]) / (4.0 * LANES)
+        m, total = tiles.columns(room, packed, apart, -np.inf, tile), lane(room, TOTAL)
         size = lane(room, SIZE), most, lane(room, ZERO), total * (8.0 * EPS * np.sqrt(1.0 * d))
         near = 1e-8 if memory.size(like) == 4 else 1e-11
         good = solve(tile, m, top, scale, z, rounded, by, size, total, total, bounds, low, near, y)

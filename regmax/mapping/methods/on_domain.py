@@ -59,7 +59,7 @@ class Between(Method):
             y = self.kernel.solve(flat(x), gamma, tuple(theta), self._bounds, on)
         if y is None:
             raise Missed
-        return y.view(x.shape), None
+        return y if y.shape == x.shape else y.view(x.shape), None
 
     def backward(
         self,
