@@ -115,7 +115,7 @@ def _is_half(theta: float) -> bool:
 
 HALF = Description(
     _half_inverse, _half_slope, _half_weight, POWER.rate, one, covers=_is_half, bend=0.5,
-    widest=768,
+    widest=2048,
 )  # fmt: skip
 """a = ½, by square roots."""
 
@@ -142,7 +142,7 @@ def _is_linear(theta: float) -> bool:
 
 LINEAR = Description(
     _linear_inverse, _linear_slope, _linear_weight, POWER.rate, one, covers=_is_linear, cheap=True,
-    widest=384,
+    widest=2048,
 )  # fmt: skip
 """a = 1: the projection on the simplex."""
 
