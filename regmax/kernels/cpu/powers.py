@@ -142,7 +142,7 @@ def _is_linear(theta: float) -> bool:
 
 LINEAR = Description(
     _linear_inverse, _linear_slope, _linear_weight, POWER.rate, one, covers=_is_linear, cheap=True,
-    widest=2048,
+    widest=384,
 )  # fmt: skip
 """a = 1: the projection on the simplex."""
 
