@@ -155,6 +155,7 @@ def test_large_scores_ties_and_lattices(name, scale):
     layer = RegularizedMax(omega, domain=Transport(), on_failure="raise")
     solution = layer.solve(x)
     assert off(solution.y, Transport()) <= 1e-12 + 4e-15 * x.abs().max()
+    assert (solution.y.sum(-1) - 1).abs().max() <= 8 * torch.finfo(F64).eps
     assert solution.error_bound.max() <= 1e-7 * (1 + x.abs().max())
     assert torch.equal(layer(x[5:6]), layer(x)[5:6])
     x.requires_grad_()

@@ -97,6 +97,13 @@ def _rows(own: Description) -> Any:
                 y = size if k == 1 else (size / count if k == 2 else 4.0 * size)
                 taus[at + k] = simd.largest(slope(simd.spread(theta, y), theta)[0])
 
+    @njit
+    def total(row: Any, m: int) -> float:
+        found = simd.spread(simd.load(row, 0), 0.0)
+        for j in range(0, m, LANES):
+            found = found + simd.load(row, j)
+        return simd.total(found)
+
     @njit(apart=True)
     def look(
         z: Any, v: Any, a: Any, b: Any, n: int, m: int, wide: int, theta: Any, u: Any, taus: Any,
@@ -114,25 +121,21 @@ def _rows(own: Description) -> Any:
                 high = larger(high, w)
             top = simd.largest(high)
             if scales:
-                each = none
                 for j in range(0, m, LANES):
-                    w = inverse(simd.load(u, j) - top, theta)[0]
-                    simd.store(out, j, w)
-                    each = each + w
-                size = simd.total(each)
+                    simd.store(out, j, inverse(simd.load(u, j) - top, theta)[0])
             else:
                 low, most, t = top - taus[4 * i + 1], top - taus[4 * i + 2], taus[4 * i]
                 gap = 1e-15 * (abs(low) + abs(top) + 1.0)
                 low, most = low - gap, most + gap
                 if not low < t < most:
                     t = low
-                bounds = 0.0, none + 4.0 * a[i], -np.inf, none + taus[4 * i + 3]
+                bounds = none, none + 4.0 * a[i], none - np.inf, none + taus[4 * i + 3]
                 t, step, _low, _off = root(
                     u, m, theta, a[i], a[i], bounds, low, most, t, 1e-11, 2.0 * EPS
                 )
                 taus[4 * i] = t
-                size = values(u, m, theta, t, step, bounds, out)[1]
-            scale = a[i] / size
+                values(u, m, theta, t, step, bounds, out)
+            scale = a[i] / total(out, m)
             for j in range(0, m, LANES):
                 w = simd.load(out, j) * scale
                 simd.store(out, j, w)
