@@ -131,7 +131,7 @@ def _stray(at: Point, residual: _Residual, bound: Tensor) -> Tensor:
 
 def _bounded(at: Point) -> Tensor:
     """The entries that may be at their nearer bound: not at 0 where the slope of Ω is infinite."""
-    return at.problem.domain.capped(at.y) | ~at.problem.steep
+    return at.problem.domain.capped(at.y) | ~at.problem.infinite_slope
 
 
 def _raised(at: Point) -> _Residual:
@@ -140,7 +140,7 @@ def _raised(at: Point) -> _Residual:
     p, eps = at.problem, torch.finfo(at.y.dtype).eps
     found = _residual(at)
     below = (found.point < eps**1.5) & (found.rho > found.rounding) & p.participants()
-    if decisions.rare("tiny entries", below & p.steep):
+    if decisions.rare("tiny entries", below & p.infinite_slope):
         raised = found.point + NEGLIGIBLE * eps**2 * below
         again = _residual(Point(p, raised))
         found = again._replace(off=again.off + found.off + (raised - found.point).norm(dim=-1))

@@ -132,14 +132,16 @@ class Problem:
         return like(u, y, f"{type(omega.penalty).__name__}.subgradient")
 
     @functools.cached_property
-    def steep(self) -> Tensor:
+    def infinite_slope(self) -> Tensor:
         """The entries (d,) in which the slope of Ω is infinite at 0, so that y_i > 0."""
-        return properties.steep(self.smooth, self.z, self.separable)
+        return properties.infinite_slope(self.smooth, self.z, self.separable)
 
     @functools.cached_property
     def legendre(self) -> bool:
         """Whether there are such entries."""
-        return decisions.usual(("infinite slope at 0", type(self.smooth).__name__), self.steep)
+        return decisions.usual(
+            ("infinite slope at 0", type(self.smooth).__name__), self.infinite_slope
+        )
 
     @functools.cached_property
     def eps(self) -> float:

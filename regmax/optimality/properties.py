@@ -12,7 +12,7 @@ from ..regularizers.penalty import value_of, who
 from ..regularizers.regularizer import Regularizer
 
 
-def steep(smooth: Regularizer, z: Tensor, separable: bool) -> Tensor:
+def infinite_slope(smooth: Regularizer, z: Tensor, separable: bool) -> Tensor:
     """The entries (d,) in which the slope of Ω is infinite at 0.
 
     From ε to ε² and from ε² to ε⁴ a finite slope changes less and less; logarithms and negative

@@ -233,7 +233,7 @@ def newton(at: Point, support: Tensor | None = None) -> Tensor:
     else:
         y = at.settled(support)
         if problem.legendre:  # a step in log y cannot make a zero positive
-            y = torch.where(support & problem.steep & (y == 0), 1e-3 / y.shape[-1], y)
+            y = torch.where(support & problem.infinite_slope & (y == 0), 1e-3 / y.shape[-1], y)
             y = problem.inside(y)
         at = Point(problem, y)
     return moved(problem, at.y, torch.nan_to_num(at.newton_step(support)), support)
@@ -243,11 +243,11 @@ def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
     """The point of D after a step on the support."""
     new = y + step
     if problem.bounds is not None:
-        return problem.inside(torch.where(problem.steep, torch.maximum(new, y / 100), new))
+        return problem.inside(torch.where(problem.infinite_slope, torch.maximum(new, y / 100), new))
     new = new.clamp_min(0)
     if problem.legendre:
         inside = torch.where(support, y, 1)
-        logs = torch.where(problem.steep, inside.log() + step / inside, new.log())
+        logs = torch.where(problem.infinite_slope, inside.log() + step / inside, new.log())
         new = torch.where(support, logs, -torch.inf).softmax(-1)
     return simplex.normalize(new)
 

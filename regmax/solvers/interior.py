@@ -101,7 +101,7 @@ def _finish(problem: Problem, y: Tensor, s: Multipliers, on: Tensor) -> Tensor:
     domain, free = problem.domain, on
     for room, t in zip(domain.rooms(y), s, strict=True):
         free = free & (room > t)
-    free = free | (problem.steep & ~domain.capped(y))  # such an entry is not at 0
+    free = free | (problem.infinite_slope & ~domain.capped(y))  # such an entry is not at 0
     return newton(problem.at(problem.inside(domain.settled(y, free))))
 
 

@@ -49,7 +49,7 @@ class _Separable:
         b = ((((1 + 4 * more / rise).sqrt() - 1) / 2).log() / math.log(t)).clamp_min(-8)
         seen = more > 64 * eps * (first.abs() + second.abs())
         b = torch.where(seen & (b < 1), b, 1)
-        log = (b.abs() < max(1e-5, 4 * t)) | (problem.steep & (b > 0))
+        log = (b.abs() < max(1e-5, 4 * t)) | (problem.infinite_slope & (b > 0))
         b = torch.where(on, torch.where(log, LOG, b), 1)
         a = -more * b / (t ** (2 * b) * torch.expm1(2 * b * math.log(t)))
         bent = middle ** (1 - b) * magnitude(problem.curvature(middle), torch.ones_like(middle))

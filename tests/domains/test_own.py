@@ -178,6 +178,16 @@ def test_losses_and_attention():
     assert radius.grad.abs() > 0
 
 
+def test_an_infinite_slope_in_some_entries_is_taken():
+    class Half(regmax.Regularizer):
+        def value(self, y):
+            return torch.xlogy(y, y)[..., :3].sum(-1) + y.square().sum(-1) / 2
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 5, generator=generator, dtype=F64) / 2
+    assert (regmax.RegularizedMax(Half(), domain=Cut(A, 10.0)).solve(x).error_bound < 1e-9).all()
+
+
 def test_what_is_refused_is_named():
     layer = regmax.RegularizedMax(OMEGAS["gini"], domain=CUT)
     with pytest.raises(NotImplementedError, match=r"domain=Cut.* is not for torch\.func"):

@@ -39,6 +39,12 @@ VALUES = {
     ),
     "squared alone": lambda y: gini(y) + torch.linalg.vector_norm(y - 0.1, torch.inf, -1) ** 2,
     "entropy": lambda y: torch.xlogy(y, y).sum(-1) + 0.3 * y.max(-1).values,
+    "a logarithm in half": lambda y: (
+        gini(y)
+        + torch.xlogy(y, y)[..., ::2].sum(-1)
+        + (y * steps(y)).sum(-1).square() / 8
+        + 0.3 * (y[..., 0] - y[..., 1]).abs()
+    ),
 }
 
 

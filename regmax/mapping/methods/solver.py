@@ -148,7 +148,7 @@ def by_solver(
 def _by_projection(problem: Problem, domain: Projected, settings: Settings) -> Forward:
     """Π_Ω on a domain of the user's own."""
     omega = problem.omega
-    if problem.legendre:
+    if decisions.all_of(problem.infinite_slope):
         raise NotImplementedError(
             f"domain={domain.of} is known by its projection, next to which an infinite slope has "
             f"no digits: Ω must have a finite slope at 0; got {who(omega)}"

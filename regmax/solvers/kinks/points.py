@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels import simplex
+from ...kernels import decisions, simplex
 from ...kernels.products import evaluated
 from ...optimality.jacobian import movable
 from ...optimality.problem import Problem
@@ -27,7 +27,7 @@ class Unfit(Exception):
 
 class Known(NamedTuple):
     """The maxima in a value for scores of one shape: first centres; the sets M; which depend on y;
-    and whether the slope of Ω is infinite at 0."""
+    and whether the slope of Ω is infinite at 0 in all entries."""
 
     centres: list[Tensor]
     sets: list[Multipliers]
@@ -108,7 +108,7 @@ def known_maxima(problem: Problem) -> Known | None:
         return None
     each = zip(kinks.multipliers, fixed.multipliers, moves, strict=True)
     centres = [middle if of_y else vertex for middle, vertex, of_y in each]
-    known = Known(centres, kinks.sets, moves, problem.legendre)
+    known = Known(centres, kinks.sets, moves, decisions.all_of(problem.infinite_slope))
     for y in (a, (a + simplex.generic(a)) / 2):
         with Kinks(None, held) as there:
             omega.value(y)
