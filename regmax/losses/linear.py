@@ -159,13 +159,10 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         """Whether γ or a tensor of Ω has one number, or one row, for each row, or would seem to
         have them for a chunk."""
         numbers = (self.gamma, *self.omega.per_row_tensors(True).values())
-        tensors, counts = (
-            self.omega.tensors(fixed=True).values(),
-            {rows, step, rows % step} - {0, 1},
-        )
-        return any(isinstance(t, Tensor) and t.shape[:-1].numel() > 1 for t in numbers) or any(
-            t.ndim >= 2 and t.shape[-2] in counts for t in tensors
-        )
+        if any(isinstance(t, Tensor) and t.shape[:-1].numel() > 1 for t in numbers):
+            return True
+        counts, tensors = {rows, step, rows % step} - {0, 1}, self.omega.tensors(fixed=True)
+        return any(t.ndim >= 2 and t.shape[-2] in counts for t in tensors.values())
 
     def __repr__(self) -> str:
         own = unusual(soft_cap=(self.soft_cap, None), chunk=(self.chunk, None))

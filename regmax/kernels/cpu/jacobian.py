@@ -25,12 +25,12 @@ from .threshold import Description
 
 
 @njit
-def _none(job: Any, r: int, zero: Any) -> int:
+def _no_bounds(job: Any, r: int, zero: Any) -> int:
     return 0
 
 
 @njit
-def _same(a: Any, ends: Any, i: int, d: int) -> Any:
+def _itself(a: Any, ends: Any, i: int, d: int) -> Any:
     return a
 
 
@@ -38,7 +38,7 @@ def support_of(inner: Any = None) -> Any:
     """(job, r, y, d, copy, where, out, blank) → the first entries of the vectors of y that have a
     positive entry, ``where``, and how many there are; out = 0 unless it is ``blank``, 0 already.
     ``inner``: with copy = y, and 0 where y is at a bound, in the place of y."""
-    bounded, (limits, between) = inner is not None, inner or (_none, _same)
+    bounded, (limits, between) = inner is not None, inner or (_no_bounds, _itself)
 
     @njit
     def support(
