@@ -180,6 +180,25 @@ def test_a_row_alone_and_strides(way, case):
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize("case", ["sparsemax", "entmax 1.3", *SEVERAL])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_many_rows_with_supports_of_all_sizes(case, dtype):
+    """Rows with about as many entries are computed together, each as it is in any other batch;
+    the numbers of rows are near those that wait for each other."""
+    for rows, d in ((17, 2100), (65, 400), (139, 30)):
+        scale = torch.logspace(-2, 1, rows, dtype=dtype)[torch.randperm(rows)].unsqueeze(-1)
+        x, mask = normal(rows, d, dtype=dtype) * scale, normal(rows, d, seed=1) > -0.6
+        x[3], mask[4], x[5, : d // 2] = torch.nan, False, -torch.inf
+        given, of_mask = numbers(case, rows, dtype), rows // 2
+        whole, free = mapped(case, mask)(x, *given), mapped(case)(x, *given)
+        for r in range(rows):
+            two = [r, r - 1]  # one number has a kernel of its own
+            few = [t[two] for t in given]
+            for y, on in ((free, None), (whole, mask[two]))[: 1 + (r < of_mask)]:
+                found = mapped(case, on)(x[two], *few)
+                assert torch.equal(found.nan_to_num(5.0), y[two].nan_to_num(5.0)), (r, d)
+
+
 @pytest.mark.parametrize(("way", "case"), by_ways(SIMPLE, ("softmax", "entmax 1.5", "fusedmax .1")))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(way, case, dtype):

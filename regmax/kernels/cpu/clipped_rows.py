@@ -24,6 +24,7 @@ from .sixteen_rows import (
     COUNT,
     LOW,
     MOST,
+    PLACE,
     SCALE,
     TAU,
     THETA,
@@ -100,12 +101,6 @@ def _longest(own: Description, each: bool) -> int:
 
 
 @njit
-def apart_of(d: int) -> int:
-    """The distance of packed rows."""
-    return min(d, LONGEST) + 2 * LANES
-
-
-@njit
 def nothing(job: Any, like: Any, arrays: Any, group: Any) -> None:
     """No rows wait."""
 
@@ -122,8 +117,9 @@ def row_by_row(
     def forward(job: Any, like: Any) -> None:
         d, masked = job[common.WIDTH], common.given(job, to - 1)
         wide, long = common.scratch_like(few, d, like), common.scratch(longs, d)
-        kept = sixteen_rows.rooms(many, apart_of(d), d, like, many > 0 and d <= WIDEST, masked)
-        arrays, group = rows_of(wide, long), sixteen_rows.group_of(many, kept)
+        sizes = sixteen_rows.sizes_of(d, LONGEST, many > 0 and d <= WIDEST)
+        kept = sixteen_rows.rooms(many, sizes, d, like, masked)
+        arrays, group = rows_of(wide, long), sixteen_rows.group_of(job, many, sizes, to, kept)
         begin, end = common.take(job)
         while begin < end:
             for r in range(begin, end):
@@ -204,26 +200,23 @@ def _row(
         common.place(scores, d, least, y, out, blank)
 
     @njit
-    def together(job: Any, like: Any, arrays: Any, group: Any) -> None:
-        """The rows that wait in a room, whose 32 largest entries (by lanes) are packed."""
-        d, blank = job[common.WIDTH], job[common.BLANK] != 0
-        apart = apart_of(d)
-        room, packed, tile, y, _, z, rounded = sixteen_rows.own(group, place, apart)
-        count, long = int(room[LANES * COUNT]), arrays[1]
-        for k in range(count, LANES):
-            for j in range(LOW):
-                room[LANES * j + k] = room[LANES * j]
-            for i in range(0, 2 * LANES, LANES):
-                simd.store(packed, k * apart + i, simd.load(packed, i))
-        top, scale, by = lane(room, TOP), lane(room, SCALE), lane(room, THETA)
-        most, total = lane(room, MOST), lane(room, TOTAL)
+    def pack(
+        job: Any, like: Any, arrays: Any, group: Any, room: Any, packed: Any, count: int
+    ) -> None:
+        """Of rows whose 32 largest entries (by lanes) are packed."""
+        (_, _, tile, _, _, z, rounded), apart = (
+            group[sixteen_rows.SHARED],
+            group[sixteen_rows.APART],
+        )
+        d, long, by, most = job[common.WIDTH], arrays[1], lane(room, THETA), lane(room, MOST)
+        top, scale, total = lane(room, TOP), lane(room, SCALE), lane(room, TOTAL)
         bounds = 0.0, most, -np.inf, slope(most, by)[0]
         m = tiles.columns(room, packed, apart, -np.inf, tile)
         low = start(tile, m, top, scale, z, rounded, by, total, total, bounds)
         simd.store(room, LANES * TAU, low)
         for k in range(count):
-            r, edge = int(room[LANES * ROW + k]), room[LANES * TAU + k] + room[LANES * ZERO + k]
-            row = row_of(job, r, 1 + place * LANES + k, to, like, group)
+            edge = room[LANES * TAU + k] + room[LANES * ZERO + k]
+            row = row_of(job, room, k, place, to, like, group)
             least = common.floor(
                 row, room[LANES * TOP + k], max(-edge / room[LANES * SCALE + k], 0.0)
             )
@@ -236,10 +229,22 @@ def _row(
                 for i in range(0, n, LANES):
                     simd.store(kept, i, simd.load(long, i))
             room[LANES * SIZE + k] = n
+
+    @njit
+    def finish(
+        job: Any, like: Any, arrays: Any, group: Any, room: Any, packed: Any, count: int
+    ) -> None:
+        (_, _, tile, y, _, z, rounded), apart = (
+            group[sixteen_rows.SHARED],
+            group[sixteen_rows.APART],
+        )
+        d, blank = job[common.WIDTH], job[common.BLANK] != 0
         for k in range(count, LANES):  # one entry, with a sum that it reaches above the bound on τ
-            packed[k * apart], room[LANES * SIZE + k] = room[LANES * TOP], 1
             room[LANES * TOTAL + k] = min(room[LANES * MOST], room[LANES * TOTAL]) / (4.0 * LANES)
-        m, total = tiles.columns(room, packed, apart, -np.inf, tile), lane(room, TOTAL)
+        top, scale, by = lane(room, TOP), lane(room, SCALE), lane(room, THETA)
+        low, most, total = lane(room, TAU), lane(room, MOST), lane(room, TOTAL)
+        bounds = 0.0, most, -np.inf, slope(most, by)[0]
+        m = tiles.columns(room, packed, apart, -np.inf, tile)
         size = lane(room, SIZE), most, lane(room, ZERO), total * (8.0 * EPS * np.sqrt(1.0 * d))
         near = 1e-8 if memory.size(like) == 4 else 1e-11
         good = solve(tile, m, top, scale, z, rounded, by, size, total, total, bounds, low, near, y)
@@ -247,7 +252,7 @@ def _row(
         tiles.uncolumns(y, m, packed, apart)
         for k in range(count):
             r, least = int(room[LANES * ROW + k]), room[LANES * LOW + k]
-            row = row_of(job, r, 1 + place * LANES + k, to, like, group)
+            row = row_of(job, room, k, place, to, like, group)
             if least < np.inf and room[LANES * SIZE + k] > 0.0:
                 out = common.rows_at(job, to, r, like)
                 common.place(row, d, least, shifted(packed, k * apart), out, blank)
@@ -257,8 +262,8 @@ def _row(
                     job, r, like, row, room[LANES * TOP + k], room[LANES * SCALE + k],
                     room[LANES * THETA + k], own_low, arrays,
                 )  # fmt: skip
-        room[LANES * COUNT] = 0.0
 
+    together = sixteen_rows.together(place, LONGEST, pack, finish)
     fill = together if widest > 0 else nothing
 
     @njit
@@ -281,17 +286,17 @@ def _row(
         if not most * many > total * 1.001:
             return -np.inf
         if job[common.WIDTH] <= widest:
-            apart = apart_of(job[common.WIDTH])
-            room, packed, _, _, _, _, _ = sixteen_rows.own(group, place, apart)
-            k = int(room[LANES * COUNT])
-            simd.store(packed, k * apart, best)
-            simd.store(packed, k * apart + LANES, second)
-            room[LANES * ROW + k], room[LANES * SIZE + k] = r, 2 * LANES
-            room[LANES * TOP + k], room[LANES * SCALE + k] = top, scale
-            room[LANES * THETA + k], room[LANES * ZERO + k] = theta, zero(theta)
-            room[LANES * MOST + k], room[LANES * TOTAL + k] = most, total
+            room, packed = sixteen_rows.room_of(group, place), sixteen_rows.packed_of(group, place)
+            k = sixteen_rows.waiting(group, place)
+            own = sixteen_rows.numbers_of(room, k)
+            simd.store(packed, k * group[sixteen_rows.APART], best)
+            simd.store(packed, k * group[sixteen_rows.APART] + LANES, second)
+            own[LANES * ROW], own[LANES * SIZE], own[LANES * PLACE] = r, 2 * LANES, k
+            own[LANES * TOP], own[LANES * SCALE] = top, scale
+            own[LANES * THETA], own[LANES * ZERO] = theta, zero(theta)
+            own[LANES * MOST], own[LANES * TOTAL] = most, total
             room[LANES * COUNT] = k + 1
-            if k + 1 == LANES:
+            if k + 1 == group[sixteen_rows.ENOUGH]:
                 fill(job, like, arrays, group)
             return np.inf
         _, kept, _, rounded, z = arrays
@@ -314,8 +319,7 @@ def _row(
             return
         d, copy, scale = job[common.WIDTH], arrays[0], -1.0
         if d <= widest:
-            waits = sixteen_rows.waiting(group, place)
-            copy = sixteen_rows.copy_of(job, 1 + place * LANES + waits, group)
+            copy = sixteen_rows.copy_of(job, place, sixteen_rows.waiting(group, place), group)
         scores = common.participants(job, r, to - 1, like, copy)
         best, second, bad = _scan(scores, d)
         top = np.float64(simd.largest(best))

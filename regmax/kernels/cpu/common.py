@@ -56,6 +56,12 @@ def given(job: Any, k: int) -> bool:
 
 
 @njit
+def differs(job: Any, k: int) -> bool:
+    """Whether each row has its own number in the job's array k."""
+    return job[_ARRAYS + 2 * k + 1] != 0
+
+
+@njit
 def whole_at(job: Any, k: int) -> int:
     """The integer that the job has in the place of an array k."""
     number: int = job[_ARRAYS + 2 * k]

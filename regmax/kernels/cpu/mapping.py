@@ -17,9 +17,9 @@ from . import common, jacobian, memory, simd, sixteen_rows
 from .jit import njit
 from .prox import LAMBDA, Prox, penalty, scratch
 from .simd import LANES
-from .sixteen_rows import APART, COUNT, SCALE, THETA, TOP
+from .sixteen_rows import COUNT, PLACE, SCALE, THETA, TOP
 from .threshold import SOME, Description, equation
-from .tiles import ROW, SIZE
+from .tiles import LONGEST, ROW, SIZE
 
 SHORT = 512
 """The longest row that waits for others after a prox."""
@@ -66,7 +66,7 @@ def _forward(
         common.fill(common.rows_at(job, to, r, like), job[common.WIDTH], np.nan)
 
     @njit
-    def nothing(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
+    def nothing(job: Any, like: Any, arrays: Any, group: Any) -> None:
         pass
 
     row, rest = of_none, nothing
@@ -79,12 +79,13 @@ def _forward(
     def forward(job: Any, like: Any) -> None:
         d, masked = job[common.WIDTH], common.given(job, to - 1)
         wide, long = common.scratch_like(3, d, like), common.scratch(2, d)
-        kept = sixteen_rows.rooms(many, APART, d, like, d <= longest, masked)
+        sizes = sixteen_rows.sizes_of(d, LONGEST, d <= longest)
+        kept = sixteen_rows.rooms(many, sizes, d, like, masked)
         rows = (
             memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2), memory.row(long, 0),
             memory.floats(memory.address_of(memory.row(long, 1))),
         )  # fmt: skip
-        group = sixteen_rows.group_of(many, kept)
+        group = sixteen_rows.group_of(job, many, sizes, to, kept)
         arrays = room_of(d, like)
         work = work_of(arrays)
         begin, end = common.take(job)
@@ -93,7 +94,7 @@ def _forward(
                 own = common.number_at(job, at, r) if given else number
                 row(job, r, like, common.number_at(job, 1, r), own, rows, work, group)
             begin, end = common.take(job)
-        rest(job, like, rows, work, group)
+        rest(job, like, (rows, work), group)
         memory.keep((wide, long, kept, arrays))
 
     return forward
@@ -111,7 +112,8 @@ def _rows(
     single, finish = _alone(own, parts, entries, chained)
     together = rest
     if widest > 0:
-        together = sixteen_rows.together(own, parts, place, to, entries, finish, chained)
+        steps = sixteen_rows.steps(own, parts, place, to, entries, finish, chained)
+        together = sixteen_rows.together(place, LONGEST, *steps)
 
     @njit
     def row(
@@ -120,13 +122,12 @@ def _rows(
         if not covers(theta):
             others(job, r, like, gamma, theta, rows, work, group)
             return
-        d, blank, copy = job[common.WIDTH], job[common.BLANK] != 0, 0
-        room, packed, _, _, _, _, _ = sixteen_rows.own(group, place, APART)
-        k, w = int(room[LANES * COUNT]), penalty(job, r, chained)
-        waits = d <= widest
+        d, blank, copy = job[common.WIDTH], job[common.BLANK] != 0, group[sixteen_rows.COPIES]
+        k, w, waits = 0, penalty(job, r, chained), d <= widest
         if waits:
-            copy = 1 + place * LANES + k  # the first is of rows that do not wait
-        scores = common.participants(job, r, to - 1, like, sixteen_rows.copy_of(job, copy, group))
+            k = sixteen_rows.waiting(group, place)
+            copy = sixteen_rows.copy_of(job, place, k, group)
+        scores = common.participants(job, r, to - 1, like, copy)
         out = common.rows_at(job, to, r, like)
         if not waits:
             if single(scores, d, gamma, theta, w, rows, work, out, blank):
@@ -136,18 +137,20 @@ def _rows(
         top = np.float64(simd.largest(best))
         if common.without_answer(bad or not (gamma > 0.0 and w >= 0.0), top, d, out):
             return
-        simd.store(packed, k * APART, best)
-        room[LANES * ROW + k], room[LANES * SIZE + k] = r, LANES
-        room[LANES * TOP + k], room[LANES * SCALE + k] = top, _scale(factor(theta) / gamma)
-        room[LANES * THETA + k], room[LANES * COUNT] = theta, k + 1
-        if k + 1 == LANES:
-            together(job, like, rows, work, group)
+        room, packed = sixteen_rows.room_of(group, place), sixteen_rows.packed_of(group, place)
+        one = sixteen_rows.numbers_of(room, k)
+        simd.store(packed, k * group[sixteen_rows.APART], best)
+        one[LANES * ROW], one[LANES * SIZE], one[LANES * PLACE] = r, LANES, k
+        one[LANES * TOP], one[LANES * SCALE] = top, _scale(factor(theta) / gamma)
+        one[LANES * THETA], room[LANES * COUNT] = theta, k + 1
+        if k + 1 == group[sixteen_rows.ENOUGH]:
+            together(job, like, (rows, work), group)
 
     @njit
-    def waiting(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
+    def waiting(job: Any, like: Any, arrays: Any, group: Any) -> None:
         if sixteen_rows.waiting(group, place) > 0:
-            together(job, like, rows, work, group)
-        rest(job, like, rows, work, group)
+            together(job, like, arrays, group)
+        rest(job, like, arrays, group)
 
     return row, waiting if widest > 0 else rest
 

@@ -6,7 +6,10 @@ rows. Lanes do not mix, and a lane that is done does not change, so a row's resu
 on the other rows.
 
 The entries of a row that may be positive are packed first, so that the cost depends on their number
-and not on d. A tile holds vectors; entry i of the sixteen rows is ``simd.load(tile, 16 * i)``.
+and not on d. A tile holds vectors; entry i of the sixteen rows is ``simd.load(tile, 16 * i)``. The
+longest of sixteen rows sets the cost of all. Where hyperparameters or masks are those of each row,
+supports differ much, so more rows wait, and those with about as many packed entries are computed
+together.
 """
 
 from __future__ import annotations
@@ -22,37 +25,61 @@ from .simd import LANES
 from .threshold import Description
 from .tiles import LONGEST, ROW, SIZE
 
-APART = LONGEST + 2 * LANES
-"""The distance of the packed rows of a mapping on the simplex."""
-TOP, SCALE, THETA, ZERO, MOST, TOTAL, LOW, TAU, COUNT = range(2, 11)
-"""The numbers of a lane: its row, how many entries are packed, the largest of them, the factor of
-the scores, θ, e'(0), the upper bound of y and Σ y where these are not 1, the bound of the packed
-entries, and τ. The last has the number of rows that wait."""
-NUMBERS = 11
+PLACE, TOP, SCALE, THETA, ZERO, MOST, TOTAL, LOW, TAU, COUNT = range(2, 12)
+"""The numbers of a lane: its row, how many entries are packed, its place in the room, the largest
+entry, the factor of the scores, θ, e'(0), the upper bound of y and Σ y where these are not 1, the
+bound of the packed entries, and τ. The last has the number of rows that wait."""
+NUMBERS = 12
+MOST_ROWS, MOST_SCORES = 4 * LANES, 1 << 15
+"""How many rows wait at most, and scores in these if they are more than sixteen rows."""
+SHARED, PACKS, COPIES, PLACES, APART, ROWS, ENOUGH = range(7)
+"""The parts of :func:`group_of`."""
+IDLE = 8
+"""Rows are sorted if they have so many entries less than the longest of their sixteen, in the
+mean."""
 
 
 @njit
-def rooms(many: int, apart: int, d: int, like: Any, lanes: bool, masked: bool) -> Any:
-    """Memory for :func:`group_of`, for rows of d scores that wait, if there are ``lanes``;
-    ``apart``: the distance of packed rows."""
-    size = LANES * apart if lanes else 1
+def sizes_of(d: int, longest: int, lanes: bool) -> tuple[int, int]:
+    """How many rows of d scores a room has place for, if there are ``lanes``; and the distance of
+    their packed entries, of which ``longest`` fit in a tile."""
+    rows = min(max(MOST_SCORES // (LANES * max(d, 1)), 1), MOST_ROWS // LANES) * LANES
+    return rows if lanes else 0, min(d, longest) + 2 * LANES
+
+
+@njit
+def rooms(many: int, sizes: tuple[int, int], d: int, like: Any, masked: bool) -> Any:
+    """Memory for :func:`group_of`."""
+    rows, apart = sizes
+    size = LANES * apart if rows > 0 else 1
     return (
-        memory.empty(1, (many * NUMBERS + 1) * LANES, np.float64),
-        memory.empty(many + 4, size, like), memory.empty(2, size, np.float64),
-        common.scratch_like(many * LANES + 1 if masked and lanes else 1, d, like),
+        memory.empty(1, (many * rows + 2 * LANES) * NUMBERS, np.float64),
+        memory.empty(many * rows // LANES + 5, size, like), memory.empty(2, size, np.float64),
+        common.scratch_like(many * rows + 1 if masked else 1, d, like),
+        memory.empty(1, MOST_ROWS + apart, np.int64),
     )  # fmt: skip
 
 
 @njit
-def group_of(many: int, kept: Any) -> Any:
-    """The pointers to ``many`` empty rooms and what they share, from :func:`rooms`."""
-    numbers, entries, single, copies = kept
-    for k in range(many):
-        memory.row(numbers, 0)[LANES * (NUMBERS * k + COUNT)] = 0.0
-    return (
+def group_of(job: Any, many: int, sizes: tuple[int, int], to: int, kept: Any) -> Any:
+    """What ``many`` empty rooms share; the first of their packed entries, masked copies, and places
+    in an order; :func:`sizes_of`; and how many rows wait for each other: more than sixteen if their
+    numbers or masks differ, before y, array ``to``, and so how many entries may be positive."""
+    rows, apart = sizes
+    numbers, entries, single, copies, places = kept
+    for place in range(many):
+        memory.row(numbers, 0)[(LANES + place * rows) * NUMBERS + LANES * COUNT] = 0.0
+    shared = (
         memory.row(numbers, 0), memory.row(entries, 3), memory.row(entries, 0),
         memory.row(entries, 1), memory.row(entries, 2), memory.row(single, 0),
-        memory.floats(memory.address_of(memory.row(single, 1))), memory.row(copies, 0),
+        memory.floats(memory.address_of(memory.row(single, 1))),
+    )  # fmt: skip
+    own = common.given(job, to - 1)
+    for k in range(1, to - 1):
+        own = own or common.differs(job, k)
+    return (
+        shared, memory.row(entries, 4), memory.row(copies, 0), memory.row(places, 0), apart, rows,
+        rows if own else LANES,
     )  # fmt: skip
 
 
@@ -66,6 +93,113 @@ def lane(room: Any, which: int) -> Any:
 def shifted(pointer: Any, by: int) -> Any:
     """The pointer to an entry."""
     return memory.pointer(memory.address_of(pointer), by, pointer)
+
+
+@njit
+def room_of(group: Any, place: int) -> Any:
+    """The numbers of the rows in a room, by sixteen."""
+    return shifted(group[SHARED][0], (LANES + place * group[ROWS]) * NUMBERS)
+
+
+@njit
+def packed_of(group: Any, place: int) -> Any:
+    """The packed entries of the rows in a room."""
+    return shifted(group[PACKS], place * group[ROWS] * group[APART])
+
+
+@njit
+def numbers_of(room: Any, k: int) -> Any:
+    """The numbers of the k-th row in a room: the j-th is at ``LANES * j``."""
+    lane = k & (LANES - 1)
+    return shifted(room, (k - lane) * NUMBERS + lane)
+
+
+@njit
+def waiting(group: Any, place: int) -> int:
+    """How many rows wait in a room."""
+    return int(room_of(group, place)[LANES * COUNT])
+
+
+@njit
+def copy_of(job: Any, place: int, k: int, group: Any) -> Any:
+    """Where a masked copy of the k-th row of a room is."""
+    return shifted(group[COPIES], (1 + place * group[ROWS] + k) * (job[common.WIDTH] + 2 * LANES))
+
+
+@njit
+def row_of(job: Any, room: Any, k: int, place: int, to: int, like: Any, group: Any) -> Any:
+    """The scores of a lane; those that the mask excludes are −inf."""
+    if common.given(job, to - 1):
+        return copy_of(job, place, int(room[LANES * PLACE + k]), group)
+    return common.rows_at(job, 0, int(room[LANES * ROW + k]), like)
+
+
+def together(place: int, longest: int, pack: Any, finish: Any) -> Any:
+    """The rows that wait in a room: ``pack`` keeps the entries of sixteen that may be positive, and
+    ``finish`` computes y of sixteen, of those with about as many entries where more rows wait."""
+
+    @njit
+    def sort(room: Any, count: int, longest: int, places: Any) -> None:
+        """places[:count] = the rows by the number of their packed entries."""
+        ends = shifted(places, MOST_ROWS)
+        for n in range(longest + 2):
+            ends[n] = 0
+        for k in range(count):
+            ends[int(numbers_of(room, k)[LANES * SIZE]) + 1] += 1
+        for n in range(longest + 1):
+            ends[n + 1] += ends[n]
+        for k in range(count):
+            n = int(numbers_of(room, k)[LANES * SIZE])
+            places[ends[n]] = k
+            ends[n] += 1
+
+    @njit
+    def fill(room: Any, packed: Any, apart: int, count: int) -> None:
+        """The other lanes have the numbers of the first, and its largest entry."""
+        for k in range(count, LANES):
+            for j in range(COUNT):
+                room[LANES * j + k] = room[LANES * j]
+            packed[k * apart], room[LANES * SIZE + k] = room[LANES * TOP], 1
+
+    @njit
+    def together(job: Any, like: Any, arrays: Any, group: Any) -> None:
+        lanes, kept, _, _, _, _, _ = group[SHARED]
+        places, apart = group[PLACES], group[APART]
+        room, packed = room_of(group, place), packed_of(group, place)
+        count, idle = waiting(group, place), 0.0
+        for start in range(0, count, LANES):
+            here, some = numbers_of(room, start), min(count - start, LANES)
+            of_these = shifted(packed, start * apart)
+            for k in range(some, LANES):
+                for j in range(COUNT):
+                    here[LANES * j + k] = here[LANES * j]
+                for i in range(0, int(here[LANES * SIZE]), LANES):
+                    simd.store(of_these, k * apart + i, simd.load(of_these, i))
+            pack(job, like, arrays, group, here, of_these, some)
+            fill(here, of_these, apart, some)
+            if count > LANES:
+                sizes = lane(here, SIZE)
+                idle += simd.largest(sizes) * LANES - simd.total(sizes)
+        moves = idle > IDLE * count
+        if moves:
+            sort(room, count, min(job[common.WIDTH], longest), places)
+        for start in range(0, count, LANES):
+            here, some = numbers_of(room, start), min(count - start, LANES)
+            of_these = shifted(packed, start * apart)
+            if moves:
+                for k in range(some):
+                    r = places[start + k]
+                    own = numbers_of(room, r)
+                    for j in range(COUNT):
+                        lanes[LANES * j + k] = own[LANES * j]
+                    for i in range(0, int(own[LANES * SIZE]), LANES):
+                        simd.store(kept, k * apart + i, simd.load(packed, r * apart + i))
+                fill(lanes, kept, apart, some)
+                here, of_these = lanes, kept
+            finish(job, like, arrays, group, here, of_these, some)
+        room[LANES * COUNT] = 0.0
+
+    return together
 
 
 def entries_of(first: Prox | None) -> Any:
@@ -135,36 +269,32 @@ def alone(
     return alone, finish
 
 
-def together(
+def steps(
     description: Description, parts: tuple[Any, Any, Any], place: int, to: int, entries: Any,
-    finish: Any, chained: bool,
-) -> Any:  # fmt: skip
-    """The rows that wait in a room, whose sixteen largest entries (by lanes) are packed. ``to`` is
-    the place of y in the job, ``place`` that of the room; ``finish`` computes a row that does not
-    fit in a tile."""
+    single: Any, chained: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    """``pack`` and ``finish`` of :func:`together`, for rows whose sixteen largest entries (by
+    lanes) are packed. ``to`` is the place of y in the job, ``place`` that of the room; ``single``
+    computes a row that does not fit in a tile."""
     one, zero, (relative, bound, solve) = description.one, description.zero, parts
 
     @njit
-    def together(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
+    def pack(
+        job: Any, like: Any, arrays: Any, group: Any, room: Any, packed: Any, count: int
+    ) -> None:
+        (rows, work), (_, _, tile, _, _, z, rounded) = arrays, group[SHARED]
         d, blank = job[common.WIDTH], job[common.BLANK] != 0
-        room, packed, tile, y, dy, z, rounded = own(group, place, APART)
-        count, long = int(room[LANES * COUNT]), rows[0]
-        for k in range(count, LANES):
-            for j in range(LOW):
-                room[LANES * j + k] = room[LANES * j]
-            simd.store(packed, k * APART, simd.load(packed, 0))
-        top, scale, theta = lane(room, TOP), lane(room, SCALE), lane(room, THETA)
+        theta, apart, long = lane(room, THETA), group[APART], rows[0]
         least = 0.0 - one(theta)
-        high = simd.spread(least, 0.0)
-        m = tiles.columns(room, packed, APART, -np.inf, tile)
-        relative(tile, m, top, scale, z, rounded)
-        tau = bound(rounded, m, theta, high, False)
+        m = tiles.columns(room, packed, apart, -np.inf, tile)
+        relative(tile, m, lane(room, TOP), lane(room, SCALE), z, rounded)
+        tau = bound(rounded, m, theta, simd.spread(least, 0.0), False)
         simd.store(room, LANES * TAU, simd.wide(tau))
         for k in range(count):
             r, t = int(room[LANES * ROW + k]), room[LANES * TAU + k]
             a, b, c = room[LANES * TOP + k], room[LANES * SCALE + k], room[LANES * THETA + k]
-            row = row_of(job, r, 1 + place * LANES + k, to, like, group)
-            kept = shifted(packed, k * APART)
+            row = row_of(job, room, k, place, to, like, group)
+            kept = shifted(packed, k * apart)
             n, low, a, b, shift, moved = entries(
                 row, d, a, b, -(t + zero(c)) / b, penalty(job, r, chained), work,
                 kept if d <= LONGEST else long,
@@ -177,54 +307,33 @@ def together(
             room[LANES * TOP + k], room[LANES * SCALE + k] = a, b
             if n > LONGEST:
                 out = common.rows_at(job, to, r, like)
-                finish(row, d, n, low, a, b, c, simd.spread(tau, t), rows, out, blank)
+                single(row, d, n, low, a, b, c, simd.spread(tau, t), rows, out, blank)
                 kept[0], room[LANES * SIZE + k], room[LANES * ROW + k] = a, 1, -1
                 room[LANES * TAU + k] = -np.inf
             elif d > LONGEST:
                 for i in range(0, n, LANES):
                     simd.store(kept, i, simd.load(long, i))
+
+    @njit
+    def finish(
+        job: Any, like: Any, arrays: Any, group: Any, room: Any, packed: Any, count: int
+    ) -> None:
+        _, _, tile, y, dy, z, rounded = group[SHARED]
+        d, blank = job[common.WIDTH], job[common.BLANK] != 0
+        theta, apart = lane(room, THETA), group[APART]
+        least = 0.0 - one(theta)
         for k in range(count, LANES):
-            packed[k * APART], room[LANES * SIZE + k] = room[LANES * TOP], 1
-            room[LANES * TOP + k], room[LANES * SCALE + k] = room[LANES * TOP], room[LANES * SCALE]
             room[LANES * TAU + k] = -np.inf
-        m = tiles.columns(room, packed, APART, -np.inf, tile)
+        m = tiles.columns(room, packed, apart, -np.inf, tile)
         relative(tile, m, lane(room, TOP), lane(room, SCALE), z, rounded)
         tau = simd.narrow(simd.larger(lane(room, TAU), least))
-        solve(z, rounded, m, theta, tau, high, False, y, dy)
-        tiles.uncolumns(y, m, packed, APART)
+        solve(z, rounded, m, theta, tau, simd.spread(least, 0.0), False, y, dy)
+        tiles.uncolumns(y, m, packed, apart)
         for k in range(count):
             r, low = int(room[LANES * ROW + k]), room[LANES * LOW + k]
             if r >= 0:
-                row = row_of(job, r, 1 + place * LANES + k, to, like, group)
+                row = row_of(job, room, k, place, to, like, group)
                 out = common.rows_at(job, to, r, like)
-                common.place(row, d, low, shifted(packed, k * APART), out, blank)
-        room[LANES * COUNT] = 0.0
+                common.place(row, d, low, shifted(packed, k * apart), out, blank)
 
-    return together
-
-
-@njit
-def own(group: Any, place: int, apart: int) -> Any:
-    """The numbers of a room's lanes and their packed rows; and tiles, which all rooms share."""
-    rooms, packs, x, y, dy, z, rounded, _ = group
-    room, packed = shifted(rooms, place * NUMBERS * LANES), shifted(packs, place * LANES * apart)
-    return room, packed, x, y, dy, z, rounded
-
-
-@njit
-def waiting(group: Any, place: int) -> int:
-    """How many rows wait in a room."""
-    return int(group[0][LANES * (place * NUMBERS + COUNT)])
-
-
-@njit
-def copy_of(job: Any, k: int, group: Any) -> Any:
-    """The place of a masked copy of a row."""
-    return shifted(group[7], k * (job[common.WIDTH] + 2 * LANES))
-
-
-@njit
-def row_of(job: Any, r: int, k: int, to: int, like: Any, group: Any) -> Any:
-    """The scores of row r, of which there may be a k-th copy, where those that the mask excludes
-    are −inf."""
-    return copy_of(job, k, group) if common.given(job, to - 1) else common.rows_at(job, 0, r, like)
+    return pack, finish

@@ -27,8 +27,9 @@ from .jit import njit
 from .simd import LANES
 
 STEPS, FEW = 100, 3
-"""The most steps to an answer, and those that are taken in float32 where few entries are left or
-the answer is not needed."""
+"""The most steps to an answer, and those in float32 where few entries are left."""
+NEAR = 2e-3
+"""The last relative step in float32: the error is its square."""
 EPS = float(np.finfo(np.float64).eps)
 SOME = 64 * LANES
 """Entries whose sum is added to the others as one: rounding does not grow with their number."""
@@ -154,6 +155,7 @@ def equation(own: Description) -> tuple[Any, Any, Any]:
         own = dataclasses.replace(own, norm=False)
     one, norm, precise = own.one, own.norm, own.precise
     quick, quick_slope = own.rough or (own.inverse, own.slope)
+    few = 1 if own.rough and not norm else 2  # a bound of some entries: more steps do not help
     quick_power = elementary.rough_power if own.rough else elementary.power
     step_of = stepper(own, own.slope, elementary.power)
     rough_step = stepper(own, quick_slope, quick_power)
@@ -196,12 +198,12 @@ def equation(own: Description) -> tuple[Any, Any, Any]:
                 simd.select(moving & below, tau, low),
                 simd.select(moving & below, high, simd.select(moving, tau, high)),
             )
-            small = absolute(tau) * 1e-3 > absolute(step)
+            small = absolute(tau) * NEAR > absolute(step)
             trial = tau + step
             usable = small | (trial > low) & (trial < high)
             trial = simd.select(usable, trial, (low + high) * 0.5)
             tau = simd.select(moving, trial, tau)
-            moving = moving & simd.not_below(absolute(step), absolute(tau) * 1e-3)
+            moving = moving & simd.not_below(absolute(step), absolute(tau) * NEAR)
             if simd.count(moving) == 0:
                 break
         return tau, low
@@ -213,7 +215,7 @@ def equation(own: Description) -> tuple[Any, Any, Any]:
     def bound(z: Any, n: int, theta: Any, high: Any, whole: bool) -> Any:
         """A lower bound on τ, float32, from some of the entries."""
         least = 0.0 - simd.narrow(one(theta))
-        found, low = rough(z, n, simd.narrow(theta), least, simd.narrow(high), FEW, whole)
+        found, low = rough(z, n, simd.narrow(theta), least, simd.narrow(high), few, whole)
         if norm:
             found = low
         return simd.larger(found - (absolute(found) + 1e-3) * 1e-5, least)
