@@ -287,6 +287,6 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
             middle = select(absolute(middle) < np.inf, middle, trial)
             usable = (trial > low) & (trial < high) | (tol > absolute(off))
             t = select(far, select(usable, trial, middle), t)
-        _numbers(simd.largest(theta))[MISSED] = 1.0
+        memory.fetch_add(memory.longs(int(simd.largest(theta)) + 8 * MISSED), 1)
 
     return inverse, bound, solve

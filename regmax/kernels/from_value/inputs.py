@@ -9,9 +9,9 @@ from ..base import Hyper
 from .tape import Unknown
 
 MISSED, TOLERANCE, ZERO, ONE, TABLE, BASE, WIDTH, COUNT, CURVE, NUMBERS = range(10)
-"""The numbers of :mod:`.implicit`, before those that the code of e takes: whether a row was not
-certified, the distance to certify, e'(0), e'(1), the address of the table, the three that tell its
-places, and (1 − b)/2 of the power e' ~ y^b with which it is read."""
+"""The numbers of :mod:`.implicit`, before those that the code of e takes: how many rows were not
+certified, an integer; the distance to certify, e'(0), e'(1), the address of the table, the three
+that tell its places, and (1 − b)/2 of the power e' ~ y^b with which it is read."""
 BIN = 19
 """Its table has the numbers of which only the bits from this one on are not 0: 16 an octave."""
 

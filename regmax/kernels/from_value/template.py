@@ -3,6 +3,7 @@ where e is a power by the kernel of powers, else by :mod:`.implicit`."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from typing import Any
@@ -32,46 +33,46 @@ _MANY = 8
 
 class Template:
     """``forward`` and ``backward`` of rows; θ and the factor of γ are those of ``rows``. ``bound``:
-    on the distance of a row to the maximiser. ``alike``: whether all entries have the same e."""
+    on the distance of a row to the maximiser. ``missed``: how many rows were not certified so far.
+    ``alike``: whether all entries have the same e."""
 
     rows: CompiledRows
-    scale, bound, alike = 1.0, NEAR, True
+    theta: Hyper
+    scale, bound, missed, alike = 1.0, NEAR, 0, True
 
     def __init__(self) -> None:
         self.jobs: dict[Any, DirectRows] = {}
 
     def forward(self, x: Tensor, gamma: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
         """y, and a bound on the distance of each row to the maximiser; +inf: not all are solved."""
-        theta, missed = self.theta()
+        missed = self.missed
         if mask is None and gamma.numel() == 1:
-            y, _ = self._direct(x, gamma).forward(x, theta)
+            y, _ = self._direct(x, gamma).forward(x, self.theta)
         else:
-            y, _ = self.rows.forward(x, gamma * self.scale, theta, mask)
-        return y, math.inf if missed() else self.bound
+            y, _ = self.rows.forward(x, gamma * self.scale, self.theta, mask)
+        return y, self.bound if self.missed == missed else math.inf
 
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
         """Jv/γ."""
-        theta = self.fixed()
         if gamma.numel() == 1:
-            return self._direct(y, gamma).backward(y, v, theta, None, False)[0]
-        return self.rows.backward(y, v, gamma * self.scale, theta, None, False)[0]
+            return self._direct(y, gamma).backward(y, v, self.theta, None, False)[0]
+        return self.rows.backward(y, v, gamma * self.scale, self.theta, None, False)[0]
 
     def forward_after(
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None, float]:
         """:meth:`forward` of Ω + λR, and who takes part, None if all do; ``step`` as in
         :func:`regmax.kernels.cpu.chain.chain`."""
-        theta, missed = self.theta()
-        hyper = lam / self.scale, *theta
+        missed, hyper = self.missed, (lam / self.scale, *self.theta)
         y, part = chain(self.rows, step).forward(x, gamma * self.scale, hyper, mask)
-        return y, part, math.inf if missed() else self.bound
+        return y, part, self.bound if self.missed == missed else math.inf
 
     def backward_after(
         self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor,
         part: Tensor | None, hyper: bool,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Jv/γ of Ω + λR, and if ``hyper``, the derivative in λ."""
-        given = lam / self.scale, *self.fixed()
+        given = lam / self.scale, *self.theta
         rows = chain(self.rows, step)
         dx, each = rows.backward(y, v, gamma * self.scale, given, part, hyper)
         return dx, None if each is None else each[0] / self.scale
@@ -79,14 +80,6 @@ class Template:
     def between(self, each: bool) -> Between:
         """As of a :class:`~regmax.kernels.base.Kernel`, for y ≤ 1."""
         return between(self.rows, each)
-
-    def theta(self) -> tuple[Hyper, Callable[[], bool]]:
-        """θ for a call, and whether it missed a row, which keeps alive what θ has addresses of."""
-        raise NotImplementedError
-
-    def fixed(self) -> Hyper:
-        """θ for calls that miss no row; the template keeps alive what it has addresses of."""
-        return self.theta()[0]
 
     def _direct(self, x: Tensor, gamma: Tensor) -> DirectRows:
         """The kernel for rows like x, where γ is one number."""
@@ -106,10 +99,7 @@ class Power(Template):
     def __init__(self, c: float, alpha: float) -> None:
         super().__init__()
         self.scale, self.alpha = c, alpha
-        self._alpha = (torch.full((1,), alpha, dtype=torch.float64, device="cpu"),)
-
-    def theta(self) -> tuple[Hyper, Callable[[], bool]]:
-        return self._alpha, bool
+        self.theta = (torch.full((1,), alpha, dtype=torch.float64, device="cpu"),)
 
 
 class Implicit(Template):
@@ -119,19 +109,13 @@ class Implicit(Template):
         super().__init__()
         self.rows, self._table = rows, table  # of which the numbers have the address
         self._numbers = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-        self._at = (_address(self._numbers),)
+        at = self._numbers.data_ptr()
+        self.theta = (torch.tensor((float(at),), dtype=torch.float64, device="cpu"),)
+        self._missed = ctypes.c_int64.from_address(at + 8 * MISSED)
 
-    def theta(self) -> tuple[Hyper, Callable[[], bool]]:
-        numbers = self._numbers.clone()  # a call notes in it that it missed a row
-        return (_address(numbers),), lambda: numbers[MISSED].item() > 0
-
-    def fixed(self) -> Hyper:
-        return self._at
-
-
-def _address(t: Tensor) -> Tensor:
-    """The address of its numbers, as θ."""
-    return torch.tensor((float(t.data_ptr()),), dtype=torch.float64, device="cpu")
+    @property
+    def missed(self) -> int:  # type: ignore[override]
+        return self._missed.value
 
 
 def template_of(

@@ -70,7 +70,7 @@ class _Rows(Template):
 
     def __init__(self, base: Power, sizes: Tensor, rates: Tensor, shift: Tensor | None) -> None:
         self.rows: Any = between.weighted(base.rows)
-        self.theta, self.scale, self.bound = base.theta, base.scale, base.bound  # type: ignore[method-assign]
+        self.theta, self.scale, self.bound = base.theta, base.scale, base.bound
         sizes, rates = torch.broadcast_tensors(sizes, rates)
         self._weights, self._shift = (sizes.contiguous(), rates.contiguous()), shift
 
@@ -78,9 +78,9 @@ class _Rows(Template):
         z = x
         if self._shift is not None:  # where c is small, y magnifies the rounding of z
             z = moved(x.double(), gamma, self._shift)
-        y = self.rows.solve(z, gamma * self.scale, self.theta()[0], self._weights, mask)
+        y = self.rows.solve(z, gamma * self.scale, self.theta, self._weights, mask)
         return (x, math.inf) if y is None else (y.to(x.dtype), self.bound)
 
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
-        found: Tensor = self.rows.product(y, v, gamma * self.scale, self.theta()[0], self._weights)
+        found: Tensor = self.rows.product(y, v, gamma * self.scale, self.theta, self._weights)
         return found

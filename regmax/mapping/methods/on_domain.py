@@ -267,7 +267,7 @@ def _answer(
     # relative to the largest score, large scores keep their digits
     x = x - (x if mask is None else x.masked_fill(~mask, -torch.inf)).amax(-1, keepdim=True)
     kernel, given = between(at.template, (low, high, total), x)
-    scale, (theta, _kept) = numbered(at.template.scale, x), at.template.theta()
+    scale, theta = numbered(at.template.scale, x), at.template.theta
     on = None if mask is None else flat(mask).contiguous()
     if (y := kernel.solve(flat(x), scale, theta, given, on)) is None:
         raise Missed
