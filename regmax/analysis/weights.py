@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..mapping.rows import HALF
+from ..regularizers import arguments
 from ..regularizers.penalty import penalty_of
 from ..regularizers.regularizer import Regularizer
 
@@ -149,27 +150,9 @@ def _mean(items: Tensor, real: Tensor) -> Tensor:
 
 def rows_of(y: Any, dim: int, mask: Any, name: str = "y") -> tuple[Tensor, Tensor]:
     """Rows along the last dimension, 0 where masked, and the mask of participants."""
-    if not isinstance(y, Tensor) or not y.dtype.is_floating_point:
-        got = y.dtype if isinstance(y, Tensor) else type(y).__name__
-        raise TypeError(f"{name} must be a floating torch.Tensor; got {got}")
-    if not -y.ndim <= dim < y.ndim or y.shape[dim] == 0:
-        raise ValueError(
-            f"dim must be a dimension of {name} that is not empty; got {dim} for {name} of shape "
-            f"{tuple(y.shape)}"
-        )
-    if mask is None:
-        on = torch.ones_like(y, dtype=torch.bool)
-    elif not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a bool torch.Tensor (True = takes part) or None; got {got}")
-    else:
-        try:
-            on = mask.to(y.device).expand(y.shape)
-        except RuntimeError:
-            raise ValueError(
-                f"mask must broadcast to {name}: mask has shape {tuple(mask.shape)}, {name} "
-                f"{tuple(y.shape)}"
-            ) from None
+    y, dim = arguments.scores(y, dim, name)
+    on = arguments.expanded(mask, y, name)
+    on = torch.ones_like(y, dtype=torch.bool) if on is None else on
     return torch.where(on, y, 0).movedim(dim, -1), on.movedim(dim, -1)
 
 
