@@ -6,7 +6,7 @@ import importlib.util
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,16 +23,21 @@ ASKED = ContextVar("regmax_kernels", default=True)
 
 
 @contextmanager
-def reference() -> Iterator[None]:
+def held(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Inside, the variable has this value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def reference() -> AbstractContextManager[None]:
     """``with regmax.kernels.reference():`` switches kernels off: PyTorch operations run instead.
 
     For comparisons, and to test whether a kernel causes a problem.
     """
-    token = ASKED.set(False)
-    try:
-        yield
-    finally:
-        ASKED.reset(token)
+    return held(ASKED, False)
 
 
 def asked() -> bool:
