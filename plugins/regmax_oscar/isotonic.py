@@ -22,51 +22,26 @@ X. Zeng and M. Figueiredo, "The ordered weighted l1 norm", 2014, and V. Niculae 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regmax.kernels import transforms
+from regmax.kernels import rowwise, transforms
+from regmax.kernels.base import compiled
 
 __all__ = ["isotonic_decreasing", "isotonic_decreasing_reference", "kernel"]
 
 
-@cache
-def _compiled() -> Callable[..., Any] | None:
-    """Compiled code; None if numba is missing."""
-    try:
-        from ._cpu import isotonic_rows
-    except (ImportError, RuntimeError):
-        return None
-    rows: Callable[..., Any] = isotonic_rows
-    return rows
+def _compiled(v: Tensor) -> Any:
+    """The module of kernels for v, or None."""
+    return compiled("regmax_oscar._cpu") if v.device.type == "cpu" else None
 
 
 def kernel(v: Tensor) -> str:
     """Which implementation `isotonic_decreasing` runs for v: "numba" or "torch"."""
-    return "numba" if v.device.type == "cpu" and _compiled() is not None else "torch"
-
-
-def _checked(v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """v and mask as (R, d)."""
-    if v.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"v must be float32 or float64; got {v.dtype}")
-    if v.dim() == 0:
-        raise ValueError("v must have at least one dimension; got a 0-d tensor")
-    shape = (v.shape[:-1].numel(), v.shape[-1])
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
-        if mask.shape != v.shape:
-            raise ValueError(
-                f"mask must have the shape of v, {tuple(v.shape)}; got {tuple(mask.shape)}"
-            )
-        mask = mask.to(v.device).reshape(shape)
-    return v.detach().reshape(shape), mask
+    return "numba" if _compiled(v) else "torch"
 
 
 def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -88,11 +63,11 @@ def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     if transforms.tracing():
         return _in_graph(v, mask)
-    rows = _compiled() if v.device.type == "cpu" else None
+    rows = _compiled(v)
     if rows is None:
         return isotonic_decreasing_reference(v, mask)
-    x, m = _checked(v, mask)
-    z: Tensor = rows(x.contiguous(), None if m is None else m.contiguous())
+    x, m = rowwise.flat(v, mask)
+    z: Tensor = rows.isotonic_rows(x.contiguous(), None if m is None else m.contiguous())
     return z.reshape(v.shape)
 
 
@@ -104,7 +79,7 @@ def isotonic_decreasing_reference(v: Tensor, mask: Tensor | None = None) -> Tens
 
     Source: pooling of adjacent blocks, Best and Chakravarti (1990), by halves; see the module.
     """
-    x, m = _checked(v, mask)
+    x, m = rowwise.flat(v, mask)
     d = x.shape[1]
     if x.numel() == 0:
         return torch.zeros_like(v, requires_grad=False)

@@ -27,14 +27,14 @@ attention", NeurIPS 2017, section 3.2.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regmax.kernels import transforms
+from regmax.kernels import rowwise, transforms
+from regmax.kernels.base import compiled
 
 from ._string import taut_string
 
@@ -43,50 +43,33 @@ __all__ = ["kernel", "prox_chain_tv", "prox_chain_tv_reference"]
 _EPS = torch.finfo(torch.float64).eps
 
 
-@cache
-def _compiled() -> Any:
-    """The module of numba kernels; None if numba is missing."""
-    try:
-        from . import _cpu
-    except (ImportError, RuntimeError):
-        return None
-    return _cpu
+def _compiled(v: Tensor) -> Any:
+    """The module of kernels for v, or None."""
+    return compiled("regmax_tv._cpu") if v.device.type == "cpu" else None
 
 
 def kernel(v: Tensor) -> str:
     """Which implementation `prox_chain_tv` runs for v: "numba" or "torch"."""
-    return "numba" if v.device.type == "cpu" and _compiled() is not None else "torch"
+    return "numba" if _compiled(v) else "torch"
 
 
 def _checked(
     v: Tensor, weight: Tensor | float, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """v and mask as (R, d), weight as (R,) float64."""
-    if v.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"v must be float32 or float64; got {v.dtype}")
-    if v.dim() == 0:
-        raise ValueError("v must have at least one dimension; got a 0-d tensor")
-    shape = (v.shape[:-1].numel(), v.shape[-1])
+    x, mask = rowwise.flat(v, mask)
     if isinstance(weight, Tensor):
         weight = weight.detach().to(v.device, torch.float64)
     else:
         weight = v.new_full((), weight, dtype=torch.float64)
     try:
-        weight = weight.expand(*v.shape[:-1], 1).reshape(shape[0])
+        weight = weight.expand(*v.shape[:-1], 1).reshape(len(x))
     except RuntimeError as error:
         raise ValueError(
             f"weight must broadcast to {(*v.shape[:-1], 1)}, one number per row; got "
             f"{tuple(weight.shape)}"
         ) from error
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
-        if mask.shape != v.shape:
-            raise ValueError(
-                f"mask must have the shape of v, {tuple(v.shape)}; got {tuple(mask.shape)}"
-            )
-        mask = mask.to(v.device).reshape(shape)
-    return v.detach().reshape(shape), weight, mask
+    return x, weight, mask
 
 
 def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None) -> Tensor:
@@ -110,7 +93,7 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
     if transforms.tracing():
         on = torch.ones_like(v, dtype=torch.bool) if mask is None else mask
         return taut_string(v.double(), transforms.number(weight, v), on).to(v.dtype)
-    rows = _compiled() if v.device.type == "cpu" else None
+    rows = _compiled(v)
     if rows is None:
         return prox_chain_tv_reference(v, weight, mask)
     x, w, m = _checked(v, weight, mask)

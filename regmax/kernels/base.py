@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import warnings
 from abc import ABC, abstractmethod
@@ -43,6 +44,15 @@ def reference() -> AbstractContextManager[None]:
 def asked() -> bool:
     """Whether kernels may be used: False inside :func:`reference`."""
     return ASKED.get()
+
+
+@functools.cache
+def compiled(module: str) -> Any:
+    """A module that needs numba; None without it."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError):
+        return None
 
 
 def why_none(device: str) -> str:
