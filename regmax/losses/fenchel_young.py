@@ -113,7 +113,8 @@ def _of_rows(
     target, mass = target.spread_out(x, mask).normalised(x)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, result = evaluate.argmax(rows, settings)
-    t = _in_dtype(target, rows.x.dtype)
+    parts = (t.to(rows.x.dtype) if t is not None and t.is_floating_point() else t for t in target)
+    t = Target(*parts)
     constant = per_row(rows.gamma) * t.value(rows.omega, rows.x, rows.mask)
     linear = 2 * t.dot(_half(x, rows))
     unshifted = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
@@ -123,11 +124,6 @@ def _of_rows(
     value = rows.restore_rows(value)
     value = value if skip is None else torch.where(skip, 0, value)
     return times(mass, value), target, mass, rows, y
-
-
-def _in_dtype(target: Target, dtype: torch.dtype) -> Target:
-    parts = (t.to(dtype) if t is not None and t.is_floating_point() else t for t in target)
-    return Target(*parts)
 
 
 def _half(x: Tensor, rows: Rows) -> Tensor:
