@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..kernels import neighbours
 from ..mapping.rows import HALF
 from ..regularizers import arguments
 from ..regularizers.penalty import penalty_of
@@ -161,13 +162,9 @@ def _real(y: Tensor) -> torch.dtype:
 
 
 def _runs(rows: Tensor, on: Tensor) -> Tensor:
-    order = (~on).to(torch.uint8).argsort(dim=-1, stable=True)  # participants first
-    near = rows.gather(-1, order)
-    ids = nn.functional.pad((near[..., 1:] != near[..., :-1]).cumsum(-1), (1, 0))
-    return torch.zeros_like(ids).scatter(-1, order, ids)
+    order = neighbours.participants_first(on)
+    return neighbours.ids_of(rows.gather(-1, order), order)
 
 
 def _clusters(rows: Tensor) -> Tensor:
-    ordered, order = rows.sort(-1, descending=True)
-    ids = nn.functional.pad((ordered[..., 1:] != ordered[..., :-1]).cumsum(-1), (1, 0))
-    return torch.zeros_like(ids).scatter(-1, order, ids)
+    return neighbours.ids_of(*rows.sort(-1, descending=True))

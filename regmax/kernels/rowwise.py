@@ -18,24 +18,6 @@ ENTRYWISE = 32
 """Matrices of at most this size are multiplied entry by entry."""
 
 
-def flat(v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """v, without its graph, and the mask of its shape as (R, d); an error for others."""
-    if v.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"v must be float32 or float64; got {v.dtype}")
-    if v.dim() == 0:
-        raise ValueError("v must have at least one dimension; got a 0-d tensor")
-    shape = (v.shape[:-1].numel(), v.shape[-1])
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
-        if mask.shape != v.shape:
-            raise ValueError(
-                f"mask must have the shape of v, {tuple(v.shape)}; got {tuple(mask.shape)}"
-            )
-        mask = mask.to(v.device).reshape(shape)
-    return v.detach().reshape(shape), mask
-
-
 def size(count: int, most: int) -> int:
     """``count`` rounded up to a multiple of 8, at most a quarter more for large counts, and at most
     ``most``, the entries of a row, rounded up to a multiple of 8."""
