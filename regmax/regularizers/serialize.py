@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import printing
 from .errors import clipped, told
@@ -261,10 +261,15 @@ def made(text: str, values: Sequence[Any] = ()) -> Any:
         if any(item is cls for cls in penalties):
             names[name] = functools.partial(_stored, item)
     given = {f"_{k}": item for k, item in enumerate(values)}
-    # meta tensors pass the checks of hyperparameters; numbers out of range give NaN rows
-    return read(text, {**names, **given, "tensor": functools.partial(torch.empty, device="meta")})
+    return read(text, {**names, **given, "tensor": _unseen})
 
 
 def _stored(cls: type[Penalty], **arguments: Any) -> Penalty:
     key = (cls, *arguments.values())
     return _KNOWN[key] if is_value(key[1:]) and key in _KNOWN else cls(**arguments)
+
+
+def _unseen(*size: int) -> Tensor:
+    """A meta tensor, which passes the checks of hyperparameters; numbers out of range give NaN
+    rows."""
+    return torch.empty(size, device="meta")
