@@ -11,9 +11,10 @@ from torch import Tensor
 from ...kernels import transforms
 from ...optimality.certificates import certify
 from ...optimality.jacobian import averaging, hyperparameter_product, movable, tied_products
+from ...regularizers.errors import RegularizerError
 from ...regularizers.identity import unscaled
 from ...regularizers.penalty import Penalized, penalty_of, who
-from ...regularizers.regularizer import Regularizer, frozen, like
+from ...regularizers.regularizer import Regularizer, frozen
 from .. import kinks
 from ..rows import Rows
 from .base import Method, Theta, method
@@ -84,7 +85,15 @@ def closed_form(
 ) -> Tensor | None:
     """Ω's closed form, refused with a message unless it is a tensor like x."""
     y = omega.closed_form(x, gamma, mask)
-    return None if y is None else like(y, x, f"{type(omega).__name__}.closed_form")
+    if y is None:
+        return None
+    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        got = f"{tuple(y.shape)}, {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+        raise RegularizerError(
+            f"{type(omega).__name__}.closed_form must return a tensor like x: "
+            f"{tuple(x.shape)}, {x.dtype}; got {got}"
+        )
+    return y
 
 
 def check_composed(
