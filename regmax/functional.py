@@ -47,7 +47,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return registry().mappings()
+    return list(registry().names("mapping"))
 
 
 def _made(cls: type[Regularizer], given: dict[str, Any]) -> Regularizer:
@@ -71,7 +71,7 @@ def _from_numbers(
 
 def hyperparameters_of(name: str) -> tuple[type[Regularizer], list[inspect.Parameter]]:
     """The class of Ω of a mapping, and the arguments of Ω that the mapping's name does not set."""
-    cls: type[Regularizer] = registry().mapping(name)
+    cls: type[Regularizer] = registry().get("mapping", name)
     preset: dict[str, Any] = cls.presets.get(name, {})
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return cls, [p.replace(kind=kind) for k, p in parameters_of(cls).items() if k not in preset]
@@ -79,7 +79,7 @@ def hyperparameters_of(name: str) -> tuple[type[Regularizer], list[inspect.Param
 
 def documented(name: str) -> str:
     """Ω of a mapping and its documentation, without the hyperparameters that the name sets."""
-    cls: type[Regularizer] = registry().mapping(name)
+    cls: type[Regularizer] = registry().get("mapping", name)
     preset: dict[str, Any] = cls.presets.get(name, {})
     text = inspect.getdoc(cls) or ""
     for key in preset:

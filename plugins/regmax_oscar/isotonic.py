@@ -22,8 +22,6 @@ X. Zeng and M. Figueiredo, "The ordered weighted l1 norm", 2014, and V. Niculae 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -31,42 +29,29 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regmax.kernels import transforms
+from regmax.kernels.base import compiled
+from regmax.kernels.neighbours import (
+    averages,
+    bounds,
+    flat,
+    means,
+    packed,
+    positions,
+    scan,
+    unpacked,
+)
 
 __all__ = ["isotonic_decreasing", "isotonic_decreasing_reference", "kernel"]
 
 
-@cache
-def _compiled() -> Callable[..., Any] | None:
-    """Compiled code; None if numba is missing."""
-    try:
-        from ._cpu import isotonic_rows
-    except (ImportError, RuntimeError):
-        return None
-    rows: Callable[..., Any] = isotonic_rows
-    return rows
+def _compiled(v: Tensor) -> Any:
+    """The module of kernels for v, or None."""
+    return compiled("regmax_oscar._cpu") if v.device.type == "cpu" else None
 
 
 def kernel(v: Tensor) -> str:
     """Which implementation `isotonic_decreasing` runs for v: "numba" or "torch"."""
-    return "numba" if v.device.type == "cpu" and _compiled() is not None else "torch"
-
-
-def _checked(v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """v and mask as (R, d)."""
-    if v.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"v must be float32 or float64; got {v.dtype}")
-    if v.dim() == 0:
-        raise ValueError("v must have at least one dimension; got a 0-d tensor")
-    shape = (v.shape[:-1].numel(), v.shape[-1])
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
-        if mask.shape != v.shape:
-            raise ValueError(
-                f"mask must have the shape of v, {tuple(v.shape)}; got {tuple(mask.shape)}"
-            )
-        mask = mask.to(v.device).reshape(shape)
-    return v.detach().reshape(shape), mask
+    return "numba" if _compiled(v) else "torch"
 
 
 def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -88,11 +73,11 @@ def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     if transforms.tracing():
         return _in_graph(v, mask)
-    rows = _compiled() if v.device.type == "cpu" else None
+    rows = _compiled(v)
     if rows is None:
         return isotonic_decreasing_reference(v, mask)
-    x, m = _checked(v, mask)
-    z: Tensor = rows(x.contiguous(), None if m is None else m.contiguous())
+    x, m = flat(v, mask)
+    z: Tensor = rows.isotonic_rows(x.contiguous(), None if m is None else m.contiguous())
     return z.reshape(v.shape)
 
 
@@ -104,21 +89,16 @@ def isotonic_decreasing_reference(v: Tensor, mask: Tensor | None = None) -> Tens
 
     Source: pooling of adjacent blocks, Best and Chakravarti (1990), by halves; see the module.
     """
-    x, m = _checked(v, mask)
-    d = x.shape[1]
+    x, m = flat(v, mask)
     if x.numel() == 0:
         return torch.zeros_like(v, requires_grad=False)
     used = torch.ones_like(x, dtype=torch.bool) if m is None else m
     bad = (used & ~x.isfinite()).any(1, keepdim=True)
-    # participants first, in their order; x = -v, and inf up to a power of two, never pooled
-    order = used.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-    full = torch.where(used, torch.where(bad, 0, -x), torch.inf).double().gather(1, order)
-    full = pad(full, (0, (1 << (d - 1).bit_length()) - d), value=torch.inf)
+    # x = -v, and inf up to a power of two, never pooled
+    full, order = packed(torch.where(bad, 0, -x), used, torch.inf)
     end = _blocks(full)
     z = -_means(torch.where(full.isinf(), 0, full), end, used.sum(1, keepdim=True))
-    z = torch.where(bad, torch.nan, z[:, :d]) + 0.0
-    z = torch.zeros_like(z).scatter(1, order, z)
-    return torch.where(used, z, 0).to(v.dtype).reshape(v.shape)
+    return unpacked(z + 0.0, order, used, bad, v)
 
 
 def _in_graph(v: Tensor, mask: Tensor | None) -> Tensor:
@@ -139,30 +119,7 @@ def _in_graph(v: Tensor, mask: Tensor | None) -> Tensor:
     right = torch.where(steps > 0, slopes, -torch.inf).amax(-1)
     slack = 16 * torch.finfo(x.dtype).eps * sums.abs().amax(-1, keepdim=True)
     ids = (left - right > slack)[..., :-1].cumsum(-1) - 1  # a corner at 0 too
-    zeros = torch.zeros_like(x)
-    total, size = zeros.scatter_add(-1, ids, x), zeros.scatter_add(-1, ids, on.to(x.dtype))
-    z = (total / size.clamp_min(1) + mean).gather(-1, ids)
-    return torch.where(on, z, 0).to(v.dtype)
-
-
-def _positions(x: Tensor) -> Tensor:
-    return torch.arange(x.shape[-1], device=x.device)
-
-
-def _scan(x: Tensor, first: Tensor | None = None) -> Tensor:
-    """sum_{first_i <= j <= i} x_j, by halves: the left half's last sum goes to all of the right."""
-    x = x.clone()
-    h = 1
-    # ends: h doubles
-    while h < x.shape[-1]:
-        half = x.view(*x.shape[:-1], -1, 2, h)
-        left = half[..., 0, -1:]
-        if first is not None:
-            mid = _positions(x).view(-1, 2, h)[:, 1, :1]
-            left = torch.where(first.view(half.shape)[..., 1, :] < mid, left, 0)
-        half[..., 1, :] += left
-        h *= 2
-    return x
+    return torch.where(on, averages(x, ids, on) + mean, 0).to(v.dtype)
 
 
 def _blocks(x: Tensor) -> Tensor:
@@ -174,9 +131,9 @@ def _blocks(x: Tensor) -> Tensor:
     while h < x.shape[1]:
         shape = (len(x), -1, 2, h)
         left, right = z.view(shape)[:, :, 0].contiguous(), z.view(shape)[:, :, 1].contiguous()
-        at = _positions(left)
+        at = positions(left)
         # suf_j = sum_{i >= j} l_i, pre_j = sum_{i < j} r_i, j = 0..h
-        suf, pre = pad(_scan(left.flip(-1)).flip(-1), (0, 1)), pad(_scan(right), (1, 0))
+        suf, pre = pad(scan(left.flip(-1)).flip(-1), (0, 1)), pad(scan(right), (1, 0))
         # F(l_j), F(r_j): p = #{r < l_j}, q = #{l <= r_j}
         p = torch.searchsorted(right, left)
         q = torch.searchsorted(left, right, right=True)
@@ -199,13 +156,10 @@ def _blocks(x: Tensor) -> Tensor:
 
 def _means(x: Tensor, end: Tensor, length: Tensor) -> Tensor:
     """mean(x_B) from the data; blocks out of order among the first length entries are merged."""
-    at = _positions(x)
+    at = positions(x)
     # ends: each round merges blocks
     while True:
-        first = pad(torch.where(end[:, :-1], at[1:], 0), (1, 0)).cummax(1).values
-        last = torch.where(end, at, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
-        ref = x.gather(1, last)
-        z = ref + _scan(x - ref, first).gather(1, last) / (last - first + 1)
+        z = means(x, *bounds(end))
         wrong = pad(z[:, :-1] > z[:, 1:], (0, 1)) & (at < length - 1)
         if not bool(wrong.any()):
             return z

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 import regmax
 from regmax.kernels import transforms
+from regmax.kernels.neighbours import bounds, ids_of, positions
 
 from .isotonic import isotonic_decreasing
 
@@ -64,8 +65,7 @@ class Ordered(regmax.Penalty):
         return torch.zeros_like(z).scatter(-1, order, z).to(v.dtype)
 
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
-        ordered, order = low_when_masked(z, mask).sort(-1, descending=True)
-        return torch.zeros_like(order).scatter(-1, order, _runs(ordered))
+        return ids_of(*low_when_masked(z, mask).sort(-1, descending=True))
 
     def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """The weights by rank, ties in any order."""
@@ -79,7 +79,7 @@ class Ordered(regmax.Penalty):
         first = near.argsort(dim=-1, descending=True)
         second = low_when_masked(y, mask).gather(-1, first)
         order = first.gather(-1, second.argsort(dim=-1, descending=True, stable=True))
-        ids = _runs(low_when_masked(y, mask).gather(-1, order))
+        ids = ids_of(low_when_masked(y, mask).gather(-1, order))
         weights = self.ranked(y, mask).detach()
         part = None if mask is None else participating(mask)
         lowest = weights if part is None else torch.where(part, weights, torch.inf)
@@ -156,13 +156,10 @@ class OWL(Ordered):
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
         """Ties whose weights differ: R is smooth where equal entries have equal weights."""
         ordered, order = low_when_masked(z, mask).sort(-1, descending=True)
-        rank = torch.arange(z.shape[-1], device=z.device).expand_as(order)
-        tied = ordered[..., 1:] == ordered[..., :-1]
-        first = torch.where(pad(tied, (1, 0)), 0, rank).cummax(-1).values
-        last = torch.where(pad(tied, (0, 1)), z.shape[-1] - 1, rank).flip(-1).cummin(-1).values
+        first, last = bounds(pad(ordered[..., 1:] != ordered[..., :-1], (0, 1), value=True))
         weights = self.ranked(z, mask).detach()
-        apart = weights.gather(-1, first) != weights.gather(-1, last.flip(-1))
-        return torch.zeros_like(order).scatter(-1, order, torch.where(apart, first, rank))
+        apart = weights.gather(-1, first) != weights.gather(-1, last)
+        return torch.zeros_like(order).scatter(-1, order, torch.where(apart, first, positions(z)))
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -216,11 +213,6 @@ def participating(mask: Tensor) -> Tensor:
 
 def low_when_masked(y: Tensor, mask: Tensor | None) -> Tensor:
     return y if mask is None else y.masked_fill(~mask, -torch.inf)
-
-
-def _runs(ordered: Tensor) -> Tensor:
-    """Ids of the runs of equal values."""
-    return pad((ordered[..., 1:] != ordered[..., :-1]).cumsum(-1), (1, 0))
 
 
 def _checked(weights: Any) -> Tensor | tuple[float, ...]:

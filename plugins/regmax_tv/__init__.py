@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 import regmax
 from regmax.kernels import Kernel, Lazy, ProxKernel
+from regmax.kernels.neighbours import ids_of, participants_first
 
 from .chain import kernel, prox_chain_tv
 
@@ -32,7 +33,7 @@ class ChainTV(regmax.Penalty):
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:
             return y.diff(dim=-1).abs().sum(-1)
-        order = _participants_first(mask)
+        order = participants_first(mask)
         jumps = y.gather(-1, order).diff(dim=-1).abs()
         return torch.where(mask.gather(-1, order)[..., 1:], jumps, 0).sum(-1)
 
@@ -45,14 +46,13 @@ class ChainTV(regmax.Penalty):
         return 2 * step
 
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
-        order = None if mask is None else _participants_first(mask)
+        order = None if mask is None else participants_first(mask)
         z = z if order is None else z.gather(-1, order)
-        ids = pad((z[..., 1:] != z[..., :-1]).cumsum(-1), (1, 0))
-        return ids if order is None else torch.zeros_like(ids).scatter(-1, order, ids)
+        return ids_of(z, order)
 
     def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Dᵀ sign(Dy)."""
-        order = None if mask is None else _participants_first(mask)
+        order = None if mask is None else participants_first(mask)
         y = y if order is None else y.gather(-1, order)
         t = y.diff(dim=-1).sign()
         if mask is not None and order is not None:
@@ -63,7 +63,7 @@ class ChainTV(regmax.Penalty):
     def subgradient(
         self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        order = None if mask is None else _participants_first(mask)
+        order = None if mask is None else participants_first(mask)
         if mask is not None and order is not None:
             y, near = y.gather(-1, order), torch.where(mask, near, 0).gather(-1, order)
         jump = y.diff(dim=-1)
@@ -94,11 +94,6 @@ class ChainTV(regmax.Penalty):
 @functools.cache
 def _gini() -> type[regmax.Regularizer]:
     return type(regmax.regularizer("regmax.gini"))
-
-
-def _participants_first(mask: Tensor) -> Tensor:
-    """Indices that move the participants of each row to the front, in their order."""
-    return (~mask).to(torch.uint8).argsort(dim=-1, stable=True)
 
 
 class TV(regmax.Penalized):

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regmax.kernels.neighbours import averages
+
 DOUBLINGS = 20
 """Rows have at most 2^20 entries, where each matrix would have 8 TiB."""
 
@@ -45,7 +47,7 @@ def taut_string(v: Tensor, weight: Tensor, on: Tensor) -> Tensor:
     bends = bends_up | bends_down
     path = torch.where(bends_up, wall, 0) - torch.where(bends_down, wall, 0)
     ids = bends.cumsum(-1)[..., :-1]
-    z = _means(v + path[..., 1:] - path[..., :-1], ids, on) + mean
+    z = averages(v + path[..., 1:] - path[..., :-1], ids, on) + mean
     return torch.where(on & (weight >= 0), z, torch.where(on, torch.nan, 0))
 
 
@@ -68,10 +70,3 @@ def _first_slope(at: Tensor, up: Tensor, down: Tensor, points: Tensor) -> Tensor
     for k in range((d - 1).bit_length() if isinstance(d, int) else DOUBLINGS):
         low = torch.maximum(low, low.index_select(-1, (place - (1 << k)).clamp_min(0)))
     return torch.maximum(high, low).amin(-1)
-
-
-def _means(v: Tensor, ids: Tensor, on: Tensor) -> Tensor:
-    """The mean of v over each group."""
-    zeros = torch.zeros_like(v)
-    total, size = zeros.scatter_add(-1, ids, v), zeros.scatter_add(-1, ids, on.to(v.dtype))
-    return (total / size.clamp_min(1)).gather(-1, ids)

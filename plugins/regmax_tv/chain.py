@@ -27,7 +27,6 @@ attention", NeurIPS 2017, section 3.2.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -35,6 +34,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regmax.kernels import transforms
+from regmax.kernels.base import compiled
+from regmax.kernels.neighbours import bounds, flat, means, packed, positions, scan, unpacked
 
 from ._string import taut_string
 
@@ -43,50 +44,33 @@ __all__ = ["kernel", "prox_chain_tv", "prox_chain_tv_reference"]
 _EPS = torch.finfo(torch.float64).eps
 
 
-@cache
-def _compiled() -> Any:
-    """The module of numba kernels; None if numba is missing."""
-    try:
-        from . import _cpu
-    except (ImportError, RuntimeError):
-        return None
-    return _cpu
+def _compiled(v: Tensor) -> Any:
+    """The module of kernels for v, or None."""
+    return compiled("regmax_tv._cpu") if v.device.type == "cpu" else None
 
 
 def kernel(v: Tensor) -> str:
     """Which implementation `prox_chain_tv` runs for v: "numba" or "torch"."""
-    return "numba" if v.device.type == "cpu" and _compiled() is not None else "torch"
+    return "numba" if _compiled(v) else "torch"
 
 
 def _checked(
     v: Tensor, weight: Tensor | float, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """v and mask as (R, d), weight as (R,) float64."""
-    if v.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"v must be float32 or float64; got {v.dtype}")
-    if v.dim() == 0:
-        raise ValueError("v must have at least one dimension; got a 0-d tensor")
-    shape = (v.shape[:-1].numel(), v.shape[-1])
+    x, mask = flat(v, mask)
     if isinstance(weight, Tensor):
         weight = weight.detach().to(v.device, torch.float64)
     else:
         weight = v.new_full((), weight, dtype=torch.float64)
     try:
-        weight = weight.expand(*v.shape[:-1], 1).reshape(shape[0])
+        weight = weight.expand(*v.shape[:-1], 1).reshape(len(x))
     except RuntimeError as error:
         raise ValueError(
             f"weight must broadcast to {(*v.shape[:-1], 1)}, one number per row; got "
             f"{tuple(weight.shape)}"
         ) from error
-    if mask is not None:
-        if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
-        if mask.shape != v.shape:
-            raise ValueError(
-                f"mask must have the shape of v, {tuple(v.shape)}; got {tuple(mask.shape)}"
-            )
-        mask = mask.to(v.device).reshape(shape)
-    return v.detach().reshape(shape), weight, mask
+    return x, weight, mask
 
 
 def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None) -> Tensor:
@@ -110,7 +94,7 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
     if transforms.tracing():
         on = torch.ones_like(v, dtype=torch.bool) if mask is None else mask
         return taut_string(v.double(), transforms.number(weight, v), on).to(v.dtype)
-    rows = _compiled() if v.device.type == "cpu" else None
+    rows = _compiled(v)
     if rows is None:
         return prox_chain_tv_reference(v, weight, mask)
     x, w, m = _checked(v, weight, mask)
@@ -132,67 +116,28 @@ def prox_chain_tv_reference(
     Source: Chambolle and Darbon (2009), see the module.
     """
     x, w, m = _checked(v, weight, mask)
-    d = x.shape[1]
     if x.numel() == 0:
         return torch.zeros_like(v, requires_grad=False)
     used = torch.ones_like(x, dtype=torch.bool) if m is None else m
     lam = w[:, None]
     bad = (used & ~x.isfinite()).any(1, keepdim=True) | ~(lam >= 0)
-    # participants first, in their order, then zeros up to a power of two
-    order = used.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-    full = torch.where(used & ~bad, x, 0).double().gather(1, order)
-    full = pad(full, (0, (1 << (d - 1).bit_length()) - d))
+    full, order = packed(torch.where(bad, 0, x), used, 0.0)
     length = used.sum(1, keepdim=True)
-    y = full - _total(full) / length.clamp(min=1)
-    y = torch.where(_positions(y) < length, y, 0)
-    size = _total(y.abs())
+    y = full - scan(full)[:, -1:] / length.clamp(min=1)
+    y = torch.where(positions(y) < length, y, 0)
+    size = scan(y.abs())[:, -1:]
     lam = torch.minimum(torch.where(bad, 0, lam), 2 * size)
     z = _values(full, lam, *_groups(y, lam, 4 * _EPS * (lam + size), length))
-    z = torch.where(bad, torch.nan, z[:, :d])
-    z = torch.zeros_like(z).scatter(1, order, z)
-    return torch.where(used, z, 0).to(v.dtype).reshape(v.shape)
-
-
-def _positions(x: Tensor) -> Tensor:
-    return torch.arange(x.shape[1], device=x.device)
-
-
-def _bounds(end: Tensor) -> tuple[Tensor, Tensor]:
-    """First and last position of each entry's group; end marks the last entries."""
-    at = _positions(end)
-    first = pad(torch.where(end[:, :-1], at[1:], 0), (1, 0)).cummax(1).values
-    last = torch.where(end, at, end.shape[1] - 1).flip(1).cummin(1).values.flip(1)
-    return first, last
-
-
-def _scan(x: Tensor, first: Tensor) -> Tensor:
-    """sum_{first_i <= j <= i} x_j, by halves: the left half's last sum goes to all of the right."""
-    x = x.clone()
-    first = first.expand_as(x)
-    h = 1
-    # ends: h doubles
-    while h < x.shape[1]:
-        half = x.view(len(x), -1, 2, h)
-        mid = _positions(x).view(-1, 2, h)[:, 1, :1]
-        reaches = first.reshape(half.shape)[:, :, 1] < mid
-        half[:, :, 1] += torch.where(reaches, half[:, :, 0, -1:], 0)
-        h *= 2
-    return x
-
-
-def _total(x: Tensor) -> Tensor:
-    return _scan(x, torch.zeros_like(x, dtype=torch.int64))[:, -1:]
+    return unpacked(z, order, used, bad, v)
 
 
 def _candidates(
     x: Tensor, lam: Tensor, sign: Tensor, first: Tensor, last: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """t_G = mean(x_G) + lam (s_{a-1} - s_b) / |G|, with s_{a-1} and s_b."""
-    ref = x.gather(1, last)
-    mean = ref + _scan(x - ref, first).gather(1, last) / (last - first + 1)
     before = pad(sign, (1, 0)).gather(1, first)
     after = sign.gather(1, last)
-    return mean + lam * (before - after) / (last - first + 1), before, after
+    return means(x, first, last) + lam * (before - after) / (last - first + 1), before, after
 
 
 def _messages(w: Tensor, lam: Tensor, start: Tensor) -> Tensor:
@@ -224,8 +169,8 @@ def _split(y: Tensor, lam: Tensor, slack: Tensor, end: Tensor, sign: Tensor) -> 
     e_i = [m_i < 0] at the end of a group and where |m_i| > lam + slack, else e_i = e_{i+1}; slack
     bounds the rounding of m, so that a finished group stays whole.
     """
-    at = _positions(y)
-    first, last = _bounds(end)
+    at = positions(y)
+    first, last = bounds(end)
     t, before, after = _candidates(y, lam, sign, first, last)
     w = y - t + lam * (before * (at == first) - after * (at == last))
     m = _messages(w, lam, at == first)
@@ -237,7 +182,7 @@ def _split(y: Tensor, lam: Tensor, slack: Tensor, end: Tensor, sign: Tensor) -> 
 
 def _groups(y: Tensor, lam: Tensor, slack: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     """The last entries of the groups, and the sign of the jump after each."""
-    at = _positions(y)
+    at = positions(y)
     end = (at >= length - 1) | (lam == 0)
     end[:, -1] = True
     sign = torch.zeros_like(y)
@@ -255,7 +200,7 @@ def _values(x: Tensor, lam: Tensor, end: Tensor, sign: Tensor) -> Tensor:
     """z_G from the data; groups whose values contradict the jump between them are merged."""
     # ends: each round merges groups
     while True:
-        z = _candidates(x, lam, sign, *_bounds(end))[0]
+        z = _candidates(x, lam, sign, *bounds(end))[0]
         wrong = pad(sign[:, :-1] * (z[:, :-1] - z[:, 1:]) < 0, (0, 1))
         if not bool(wrong.any()):
             return z

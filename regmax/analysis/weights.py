@@ -6,9 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..kernels import neighbours
 from ..mapping.rows import HALF
+from ..regularizers import arguments
 from ..regularizers.penalty import penalty_of
 from ..regularizers.regularizer import Regularizer
 
@@ -149,27 +151,9 @@ def _mean(items: Tensor, real: Tensor) -> Tensor:
 
 def rows_of(y: Any, dim: int, mask: Any, name: str = "y") -> tuple[Tensor, Tensor]:
     """Rows along the last dimension, 0 where masked, and the mask of participants."""
-    if not isinstance(y, Tensor) or not y.dtype.is_floating_point:
-        got = y.dtype if isinstance(y, Tensor) else type(y).__name__
-        raise TypeError(f"{name} must be a floating torch.Tensor; got {got}")
-    if not -y.ndim <= dim < y.ndim or y.shape[dim] == 0:
-        raise ValueError(
-            f"dim must be a dimension of {name} that is not empty; got {dim} for {name} of shape "
-            f"{tuple(y.shape)}"
-        )
-    if mask is None:
-        on = torch.ones_like(y, dtype=torch.bool)
-    elif not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a bool torch.Tensor (True = takes part) or None; got {got}")
-    else:
-        try:
-            on = mask.to(y.device).expand(y.shape)
-        except RuntimeError:
-            raise ValueError(
-                f"mask must broadcast to {name}: mask has shape {tuple(mask.shape)}, {name} "
-                f"{tuple(y.shape)}"
-            ) from None
+    y, dim = arguments.scores(y, dim, name)
+    on = arguments.expanded(mask, y, name)
+    on = torch.ones_like(y, dtype=torch.bool) if on is None else on
     return torch.where(on, y, 0).movedim(dim, -1), on.movedim(dim, -1)
 
 
@@ -178,13 +162,9 @@ def _real(y: Tensor) -> torch.dtype:
 
 
 def _runs(rows: Tensor, on: Tensor) -> Tensor:
-    order = (~on).to(torch.uint8).argsort(dim=-1, stable=True)  # participants first
-    near = rows.gather(-1, order)
-    ids = nn.functional.pad((near[..., 1:] != near[..., :-1]).cumsum(-1), (1, 0))
-    return torch.zeros_like(ids).scatter(-1, order, ids)
+    order = neighbours.participants_first(on)
+    return neighbours.ids_of(rows.gather(-1, order), order)
 
 
 def _clusters(rows: Tensor) -> Tensor:
-    ordered, order = rows.sort(-1, descending=True)
-    ids = nn.functional.pad((ordered[..., 1:] != ordered[..., :-1]).cumsum(-1), (1, 0))
-    return torch.zeros_like(ids).scatter(-1, order, ids)
+    return neighbours.ids_of(*rows.sort(-1, descending=True))

@@ -8,7 +8,7 @@ import re
 import textwrap
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..regularizers import printing
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     print("\npenalties")
     print(table(header, rows) if rows else "  (none)")
     for kind in ("solver", "backend"):
-        rows = listed(found, kind, other_row, faults)
+        rows = listed(found, kind, lambda o: [o.name, summary(o.cls), o.distribution], faults)
         print(f"\n{kind}s")
         print(table(["name", "what it is", "from"], rows) if rows else "  (none)")
     if faults:
@@ -59,7 +59,8 @@ def listed(
 ) -> list[list[str]]:
     """The rows of a kind; what the code of a plugin raises is added to the ``faults``."""
     rows = []
-    for offer in uncontested(found, kind):
+    usable = found.names(kind)  # others are contested
+    for offer in (offer for offer in found.offers(kind) if offer.name in usable):
         try:
             rows.append(row(offer))
         except Exception as error:
@@ -83,12 +84,6 @@ def warned_registry() -> Registry:
     for fault in [*found.faults, *contested(found)]:
         note(f"warning: {fault}")
     return found
-
-
-def uncontested(found: Registry, kind: str) -> Iterator[Offer]:
-    """The offers of a kind whose name only one plugin offers, sorted by name."""
-    usable = found.names(kind)
-    return (offer for offer in found.offers(kind) if offer.name in usable)
 
 
 def contested(found: Registry) -> list[str]:
@@ -127,11 +122,6 @@ def penalty_row(offer: Offer) -> list[str]:
         "yes" if described else "no",
         offer.distribution,
     ]
-
-
-def other_row(offer: Offer) -> list[str]:
-    """name, what it is, distribution."""
-    return [offer.name, summary(offer.cls), offer.distribution]
 
 
 def hyperparameters(cls: type[Any]) -> str:

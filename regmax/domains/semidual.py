@@ -11,15 +11,14 @@ s = 1/e''(Y), 0 where Y is. ∇²φ is the Laplacian of a graph: columns are joi
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..kernels import asked, transforms
+from ..kernels import transforms
+from ..kernels.base import asked, compiled
 
 MOST, HALVINGS = 60, 50
 """Newton's steps, and trials for the length of one."""
@@ -97,9 +96,10 @@ def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     moves = transforms.under_transform((s, t))  # in forward mode no tensor requires a gradient
     learns = moves or (torch.is_grad_enabled() and (s.requires_grad or t.requires_grad))
     if not learns and s.device.type == "cpu" and s.dtype == t.dtype == torch.float64:
-        compiled = _compiled() if asked() else None
-        if compiled is not None and len(s):
-            return compiled(s, t)
+        between = compiled("regmax.kernels.cpu.between") if asked() else None
+        if between is not None and len(s):
+            found: tuple[Tensor, Tensor] = between.potentials(s, t)
+            return found
     part = s / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
     with torch.no_grad():
         laplacian = Laplacian(s)
@@ -114,15 +114,6 @@ def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         size = (s * (left.detach().abs() + mean(left.detach().abs()))).detach().sum(-2)
         v = v + laplacian.solve(each.sum(-2), size=size)
     return mean(t - v.unsqueeze(-2)).squeeze(-1), v
-
-
-@functools.cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor]] | None:
-    try:
-        from ..kernels.cpu.between import potentials
-    except ModuleNotFoundError:  # numba
-        return None
-    return potentials
 
 
 def multipliers(y: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:

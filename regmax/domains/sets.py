@@ -48,8 +48,28 @@ class _Sum(Domain):
             total = arguments.per_row("total", self.total, NONNEGATIVE, x, dim)
         return low, high, total
 
-    def refused(self, region: Any, skip: Tensor | None) -> Tensor:
-        return refuse_empty(region, skip)
+    def refused(self, region: Bounded, skip: Tensor | None) -> Tensor:
+        bad = empty(region)
+        bad = bad if skip is None else bad & ~skip
+        if not (transforms.may_look(bad) and bool(bad.any())):
+            return bad
+        at = first(bad.squeeze(-1))
+        low, high = region.low[at], region.high[at]
+        row = f" at row {at}" if at else ""
+        k = region.total
+        if bool((low > high).any()):
+            (i,) = first(low > high)
+            raise ValueError(
+                f"domain: lower must be at most upper; got lower = {low[i].item():g} and upper = "
+                f"{high[i].item():g} at entry {i}{row}"
+            )
+        assert k is not None
+        which, found = ("lower", low) if bool(low.sum() > k[at]) else ("upper", high)
+        sign = "<=" if region.at_most else "="
+        raise ValueError(
+            f"domain: no y has sum {sign} {k[at].item():g}{row}: the {which} bounds of the entries "
+            f"that take part sum to {found.sum().item():g}"
+        )
 
     def region(self, x: Tensor, dim: int, on: Tensor | None) -> Bounded:
         return region_of(self.limits(x, dim), x.movedim(dim, -1), on, self.at_most)
@@ -84,31 +104,6 @@ def empty(region: Bounded) -> Tensor:
         if not region.at_most:
             bad = bad | (add(high) < k - noise)
     return bad
-
-
-def refuse_empty(region: Bounded, skip: Tensor | None) -> Tensor:
-    """The rows without a point; ValueError where they can be seen, but for those of ``skip``."""
-    bad = empty(region)
-    bad = bad if skip is None else bad & ~skip
-    if not (transforms.may_look(bad) and bool(bad.any())):
-        return bad
-    at = first(bad.squeeze(-1))
-    low, high = region.low[at], region.high[at]
-    row = f" at row {at}" if at else ""
-    k = region.total
-    if bool((low > high).any()):
-        (i,) = first(low > high)
-        raise ValueError(
-            f"domain: lower must be at most upper; got lower = {low[i].item():g} and upper = "
-            f"{high[i].item():g} at entry {i}{row}"
-        )
-    assert k is not None
-    which, found = ("lower", low) if bool(low.sum() > k[at]) else ("upper", high)
-    sign = "<=" if region.at_most else "="
-    raise ValueError(
-        f"domain: no y has sum {sign} {k[at].item():g}{row}: the {which} bounds of the entries "
-        f"that take part sum to {found.sum().item():g}"
-    )
 
 
 class Simplex(_Sum):

@@ -11,7 +11,7 @@ from ..kernels import transforms
 from ..regularizers import arguments
 from ..regularizers.arguments import first
 from ..regularizers.curvature import Curvature, Diagonal
-from ..regularizers.expressions import Scaled
+from ..regularizers.identity import unscaled
 from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer
 from .domain import Domain
@@ -41,17 +41,12 @@ class OfRows(Regularizer):
         return Diagonal(self.base.curvature(rows).matvec(torch.ones_like(rows)).flatten(-2))
 
     def inverse(self, u: Tensor) -> Tensor:
-        rows, base = self.rows(u), self.base
-        while isinstance(base, Scaled):
-            rows, base = rows / base.c, base.base
-        return base.inverse(rows).flatten(-2)
+        base, c = unscaled(self.base, 1)
+        return base.inverse(self.rows(u) / c).flatten(-2)
 
     @property
     def steep(self) -> bool | Tensor:  # type: ignore[override]
-        base = self.base
-        while isinstance(base, Scaled):
-            base = base.base
-        return base.steep
+        return unscaled(self.base, 1)[0].steep
 
     @property
     def strong_convexity(self) -> float | Tensor | None:
@@ -126,10 +121,8 @@ class Transport(Domain):
     def prepared(
         self, omega: Regularizer, gamma: float | Tensor, x: Tensor, dim: int
     ) -> tuple[Regularizer, float | Tensor]:
-        base, across, dim = omega, self.other(x, dim), dim % x.ndim
-        while isinstance(base, Scaled):
-            base = base.base
-        if not base.declares("inverse"):
+        across, dim = self.other(x, dim), dim % x.ndim
+        if not unscaled(omega, 1)[0].declares("inverse"):
             raise NotImplementedError(
                 f"domain=Transport() needs a separable Ω with inverse; got {who(omega)}"
             )

@@ -20,12 +20,13 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
 
+from ..kernels.base import held
 from ..nn.learnable import Learnable
 from ..regularizers import printing
 from ..regularizers.errors import clipped, told
@@ -69,7 +70,7 @@ def omega_of(layer: Any, name: str) -> Regularizer | Learnable | str:
 def attach(model: Any, omega: Regularizer | Learnable, per_layer: bool) -> None:
     """Make Ω a part of the model, and make its attention layers use Ω."""
     before = {id(config): config._attn_implementation for config in _configs(model)}
-    with _while(_attaching, True):
+    with held(_attaching, True):
         model.set_attn_implementation(ATTACHED)
     if not _attention_layers(model, ATTACHED):
         _restore(model, before)
@@ -162,16 +163,7 @@ def _settle(model: Any) -> None:
 
 def giving(omega: Regularizer | Learnable | None) -> AbstractContextManager[None]:
     """A context in which a loaded model gets this Ω, if its file asks for one."""
-    return _while(_given, omega)
-
-
-@contextmanager
-def _while(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
+    return held(_given, omega)
 
 
 def _without(model: Any) -> ValueError:
@@ -385,11 +377,11 @@ def _from_pretrained(
     output_loading_info: bool = False,
     **kwargs: Any,
 ) -> Any:
-    with _while(_loading, True):
+    with held(_loading, True):
         model, info = original(cls, *args, output_loading_info=True, **kwargs)
     unread = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
-    held = _held(_attention_layers(model))
-    parts = [(k, part) for k, part in model.named_modules() if any(part is o for o in held)]
+    omegas = _held(_attention_layers(model))
+    parts = [(k, part) for k, part in model.named_modules() if any(part is o for o in omegas)]
     if lost := sorted(unread & {f"{k}.{name}" for k, part in parts for name in part.state_dict()}):
         raise ValueError(
             f"the file of {cls.__name__} lacks parameters of its Ω, or has them in another "

@@ -69,9 +69,10 @@ def register(name: str | None = None, omega: Omega | None = None) -> list[str]:
     pretrained.wrap_methods()
     _register(pretrained.ATTACHED, None)
     if name is None:
-        for mapping in registry().mappings():
+        mappings = registry().names("mapping")
+        for mapping in mappings:
             _register(PREFIX + mapping, mapping)
-        return [PREFIX + mapping for mapping in registry().mappings()]
+        return [PREFIX + mapping for mapping in mappings]
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str; got {name!r}")
     if name == pretrained.ATTACHED:

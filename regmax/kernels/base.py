@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,21 +24,35 @@ ASKED = ContextVar("regmax_kernels", default=True)
 
 
 @contextmanager
-def reference() -> Iterator[None]:
+def held(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Inside, the variable has this value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def reference() -> AbstractContextManager[None]:
     """``with regmax.kernels.reference():`` switches kernels off: PyTorch operations run instead.
 
     For comparisons, and to test whether a kernel causes a problem.
     """
-    token = ASKED.set(False)
-    try:
-        yield
-    finally:
-        ASKED.reset(token)
+    return held(ASKED, False)
 
 
 def asked() -> bool:
     """Whether kernels may be used: False inside :func:`reference`."""
     return ASKED.get()
+
+
+@functools.cache
+def compiled(module: str) -> Any:
+    """A module that needs numba; None without it."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError):
+        return None
 
 
 def why_none(device: str) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import simplex, transforms
 from .roots import State, loop
+from .simplex import inward
 
 MOST = 100
 """Steps on one equation: each halves the bracket at least every second time."""
@@ -154,11 +155,6 @@ def _bracket(
     rounds = (d - 1).bit_length() if isinstance(d, int) else 63
     below, above = loop(lambda below, above: above > below + 1, halved, ends, rounds, _looks(z))
     return breaks.gather(-1, below), breaks.gather(-1, above), first, last
-
-
-def inward(y: Tensor) -> Tensor:
-    """y with zeros replaced by ε², where e' may be infinite."""
-    return y.clamp_min(torch.finfo(y.dtype).eps ** 2)
 
 
 def _root(

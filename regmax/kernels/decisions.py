@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from . import transforms
+from .base import held
 
 T = TypeVar("T")
 Memory = dict[Hashable, bool]
@@ -47,16 +48,14 @@ def predicted(compute: Callable[[], T], memory: Memory) -> T:
     ``compute`` is called twice then: it must begin with nothing that the first call computed.
     """
     for exact in (False, True):
-        token = _SOLVE.set(_Solve(memory, exact))
         try:
-            result = compute()
-            read()
-            return result
+            with held(_SOLVE, _Solve(memory, exact)):
+                result = compute()
+                read()
+                return result
         except Exception:  # of a wrong prediction, or raised again by the second call
             if exact:
                 raise
-        finally:
-            _SOLVE.reset(token)
     raise AssertionError
 
 

@@ -80,10 +80,6 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return (a.unsqueeze(-2) * b.mT.unsqueeze(-3)).contiguous().sum(-1)
 
 
-def _reflected(b: Tensor, a: Tensor) -> Tensor:
-    return matmul(a, b)
-
-
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = matmul(x, weight.mT)
     return y if bias is None else y + bias
@@ -99,7 +95,7 @@ _STEADY: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, torch.mv, torch.linalg.matmul), matmul),
     **dict.fromkeys((Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.__matmul__), matmul),
     **dict.fromkeys((torch.dot, Tensor.dot), matmul),
-    Tensor.__rmatmul__: _reflected,
+    Tensor.__rmatmul__: lambda b, a: matmul(a, b),
     torch.nn.functional.linear: _linear,
     torch.inner: _inner,
     Tensor.inner: _inner,
@@ -171,7 +167,8 @@ def _blockwise(a: Tensor, b: Tensor) -> Tensor:
     if not n * k * m:
         return a @ b
     inner, outer = rowwise.whole(k), rowwise.whole(m)
-    if (k, m) != (inner, outer) or b.data_ptr() % 64 or not _ordered(b):
+    ordered = b.is_contiguous() or b.mT.is_contiguous()
+    if (k, m) != (inner, outer) or b.data_ptr() % 64 or not ordered:
         b = torch.nn.functional.pad(b, (0, outer - m, 0, inner - k)).contiguous()
     rows = -(-n // TILE) * TILE
     if not _alike(inner, outer, b.is_contiguous(), b.dtype, torch.get_num_threads()):
@@ -186,10 +183,6 @@ def _blockwise(a: Tensor, b: Tensor) -> Tensor:
     for block, target in zip(whole.split(TILE), out.split(TILE), strict=True):
         torch.mm(block, b, out=target)
     return out[:n, :m].contiguous()
-
-
-def _ordered(b: Tensor) -> bool:
-    return b.is_contiguous() or b.mT.is_contiguous()
 
 
 @functools.lru_cache(maxsize=1024)

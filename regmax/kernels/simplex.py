@@ -80,6 +80,11 @@ def row_dot(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum(-1, keepdim=True)
 
 
+def row_sums(*entries: Tensor) -> tuple[Tensor, ...]:
+    """The sum of each row of each tensor, kept as a last dimension of size 1."""
+    return tuple(t.sum(-1, keepdim=True) for t in entries)
+
+
 def tangent(v: Tensor, support: Tensor) -> Tensor:
     """Orthogonal projection on {w : 1ᵀw = 0, w = 0 off S}."""
     v = torch.where(support, v, 0)

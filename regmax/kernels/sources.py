@@ -20,12 +20,7 @@ def loaded(name: str, text: str, version: str) -> tuple[ModuleType, Path, bool]:
 def written(name: str, text: str, version: str = "") -> tuple[Path, bool]:
     """The file with this source, and whether it is in the cache."""
     stamp = hashlib.sha256((text + version).encode()).hexdigest()[:24]
-    return _written(f"{name}_{stamp}.py", text)
-
-
-def _written(name: str, text: str) -> tuple[Path, bool]:
-    """The file with this source, and whether it is in the cache."""
-    content = text.encode()
+    name, content = f"{name}_{stamp}.py", text.encode()
     try:
         path = user_folder() / name
         if read(path) != content:

@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    usable = set(registry().mappings())
+    usable = set(registry().names("mapping"))
     named = [name for name, found in _mappings().items() if len(found) == 1 and usable >= {*found}]
     return list(dict.fromkeys(["FenchelYoungLoss", "LinearFenchelYoungLoss", *named]))
 

@@ -29,7 +29,7 @@ from ..mapping.methods.solver import Settings
 from ..mapping.rows import HALF, Rows, aligned, prepare, refuse_hidden_at
 from ..nn import gradients
 from ..regularizers import arguments
-from ..regularizers.regularizer import Regularizer, frozen
+from ..regularizers.regularizer import Regularizer, frozen, per_row
 from . import on_domain
 from .by_kernel import Solved, from_its_value, of_rows, scaled
 from .targets import F64, Target, times
@@ -113,8 +113,9 @@ def _of_rows(
     target, mass = target.spread_out(x, mask).normalised(x)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, result = evaluate.argmax(rows, settings)
-    t = _in_dtype(target, rows.x.dtype)
-    constant = _number(rows.gamma) * t.value(rows.omega, rows.x, rows.mask)
+    parts = (t.to(rows.x.dtype) if t is not None and t.is_floating_point() else t for t in target)
+    t = Target(*parts)
+    constant = per_row(rows.gamma) * t.value(rows.omega, rows.x, rows.mask)
     linear = 2 * t.dot(_half(x, rows))
     unshifted = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
     value = smooth_max(unshifted, y, result).to(F64) + constant - linear
@@ -125,21 +126,11 @@ def _of_rows(
     return times(mass, value), target, mass, rows, y
 
 
-def _in_dtype(target: Target, dtype: torch.dtype) -> Target:
-    parts = (t.to(dtype) if t is not None and t.is_floating_point() else t for t in target)
-    return Target(*parts)
-
-
 def _half(x: Tensor, rows: Rows) -> Tensor:
     """Half of x − max x, 0 for masked entries. Half, because the whole may overflow. x and not
     ``rows.x``, which clips very low scores and has no gradient there."""
     on = x.detach().isfinite() if rows.mask is None else rows.mask & x.detach().isfinite()
     return torch.where(on, x, rows.shift) / 2 - rows.shift / 2
-
-
-def _number(gamma: Any) -> Any:
-    """γ of each row, (*batch)."""
-    return gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
 
 
 @dataclass

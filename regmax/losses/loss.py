@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import domains
 from ..domains import Domain
 from ..kernels import transforms
+from ..kernels.simplex import row_sums
 from ..kernels.transforms import may_look, outside_inference
 from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
@@ -23,7 +24,7 @@ from ..regularizers.regularizer import Regularizer, copied
 from ..solvers import Solver
 from . import fenchel_young, sharded
 from .by_kernel import reduced
-from .targets import Target, checked, divided, improper, is_index, row_sums, taking_part, times
+from .targets import Target, checked, divided, improper, is_index, taking_part, times
 
 Reduction = Literal["mean", "sum", "none"]
 

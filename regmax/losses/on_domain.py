@@ -24,7 +24,7 @@ from ..mapping.maximum import smooth_max
 from ..mapping.methods.solver import Settings
 from ..mapping.rows import prepare
 from ..regularizers.arguments import first
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, per_row
 from .targets import F64, Target, omega_at
 
 
@@ -107,9 +107,8 @@ def losses(
     shift, rows = rows.shift, replace(rows, shift=torch.zeros_like(rows.shift))
     value = smooth_max(rows, *evaluate.argmax(rows, settings))
     if inner is None:
-        gammas = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma
         value = value - rows.restore_rows((t * rows.x).sum(-1))
-        value = value + gammas * omega_at(rows.omega, t, rows.mask)
+        value = value + per_row(rows.gamma) * omega_at(rows.omega, t, rows.mask)
         if bounds.total is not None:
             total = bounds.total - bounds.total.detach()
             value = value + rows.restore_rows((shift * total).squeeze(-1))

@@ -22,7 +22,7 @@ from ..kernels.wrappers import is_dtensor
 from ..mapping import sharded, shards
 from ..mapping.rows import Rows
 from ..mapping.sharded import Placed
-from ..regularizers.regularizer import Regularizer, copied
+from ..regularizers.regularizer import Regularizer, copied, per_row
 from .targets import F64, checked, improper, is_index, omega_at
 
 
@@ -221,11 +221,10 @@ def _parts(
             t = a * given + (1 - a) * spread
             rest = none + spread.sum(-1) * (one - none)
             constant = a.squeeze(-1) * first + (1 - a).squeeze(-1) * rest
-        number = gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
         # half of x − max x, as the whole may overflow; not rows.x, which clips very low scores
         half = torch.where(on & raw.detach().isfinite(), raw / 2 - rows.shift / 2, 0)
-        maximum = shards.maximum(rows, y, across)
-        return maximum + number * constant - 2 * (t * half).sum(-1)
+        found: Tensor = shards.maximum(rows, y, across) + per_row(gamma) * constant
+        return found - 2 * (t * half).sum(-1)
 
 
 def _alone(omega: Regularizer) -> Regularizer:

@@ -110,11 +110,6 @@ def taking_part(x: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
     return (x != -torch.inf if mask is None else mask & (x != -torch.inf)).to(dtype)
 
 
-def row_sums(*entries: Tensor) -> tuple[Tensor, ...]:
-    """The sum of each tensor over rows, (*batch, 1)."""
-    return tuple(t.sum(-1, keepdim=True) for t in entries)
-
-
 def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
     """Ω(y), evaluated next to the zeros of y if it is not finite at them. The derivatives are
     always those next to the zeros: at a zero, the derivative of y^p in p is NaN by autograd."""

@@ -160,7 +160,7 @@ def _certified(
         report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
     known = not isinstance(wide.bounds, Projected)  # regmax.testing.check_domain tests these
     if known and y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
-        _check_product(wide, problem, found, certificate, x, y, path, settings, tied)
+        _check_product(wide, problem, found, certificate, x, y, path, tied)
     return y
 
 
@@ -188,7 +188,6 @@ def _check_product(
     x: Tensor,
     y: Tensor,
     path: str,
-    settings: Settings,
     tied: Tied | None,
 ) -> None:
     """Compare J v by backward with J v from Ω's value, where the certificate decides the

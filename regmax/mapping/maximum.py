@@ -13,7 +13,7 @@ from ..optimality.jacobian import alias
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import value_of, who
-from ..regularizers.regularizer import Regularizer, frozen, like
+from ..regularizers.regularizer import Regularizer, frozen, like, per_row
 from .methods.solver import Forward
 from .rows import Rows
 
@@ -109,9 +109,10 @@ def objective(
     at: Tensor | None = None,
 ) -> Tensor:
     """⟨y, x⟩ − γΩ(y), one number per row, with Ω evaluated ``at`` y lifted off 0 unless given."""
-    gamma = gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
     linear = simplex.row_dot(y, x).squeeze(-1)
-    return linear - gamma * value_of(omega, simplex.inward(y) if at is None else at, mask)
+    at = simplex.inward(y) if at is None else at
+    value: Tensor = linear - per_row(gamma) * value_of(omega, at, mask)
+    return value
 
 
 def envelope(

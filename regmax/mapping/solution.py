@@ -15,7 +15,7 @@ from ..optimality.solution import Solution, Status
 from ..regularizers.arguments import few
 from ..regularizers.errors import ConvergenceError
 from ..regularizers.penalty import who
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, per_row
 from .evaluate import argmax, check_exact, check_zeros
 from .maximum import smooth_max
 from .methods.closed_form import solves
@@ -76,7 +76,7 @@ def solution(
             f"{settings.tolerance(answer.dtype):g} (rows {at}; worst certified error {worst:.2g})"
         )
     known = certificate.error_bound <= settings.tolerance(answer.dtype)
-    slack = torch.where(known, certificate.gap * _number(wide.gamma), torch.inf)
+    slack = torch.where(known, certificate.gap * per_row(wide.gamma), torch.inf).detach()
     return Solution(
         y=answer,
         value=smooth_max(rows.literal, y, result, slack).to(answer.dtype),
@@ -89,11 +89,6 @@ def solution(
         status=status,
         trace=settings.trace and settings.trace.restored(rows.restore_rows),
     )
-
-
-def _number(gamma: float | Tensor) -> float | Tensor:
-    """γ of each row, (*batch)."""
-    return gamma.detach().squeeze(-1) if isinstance(gamma, Tensor) and gamma.ndim else gamma
 
 
 def _rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..domains import Domain
-from ..kernels import asked
+from ..kernels.base import asked, compiled
 from ..mapping.methods.closed_form import has_formula
 from ..mapping.rows import HALF, refuse_hidden_at
 from ..regularizers import arguments
@@ -216,11 +216,7 @@ class Chunks(gradients.Operation):
             or not bool(torch.isfinite(k.sum() + v.sum()))
         ):
             return False
-        try:
-            from ..kernels.cpu import sparse  # noqa: F401
-        except ModuleNotFoundError:  # numba
-            return False
-        return True
+        return compiled("regmax.kernels.cpu.sparse") is not None
 
     def _gradients_of_support(
         self,

@@ -20,7 +20,7 @@ from ..kernels import AttentionKernel, transforms
 from ..kernels.base import CannotLaunch
 from ..mapping.methods import kernel as kernels
 from ..regularizers.expressions import Scaled
-from ..regularizers.identity import names_of
+from ..regularizers.identity import names_of, unscaled
 from ..regularizers.regularizer import Regularizer
 from . import chunks, gradients, matmul, packed, whole
 from .learnable import Learnable
@@ -58,9 +58,9 @@ class Fused(gradients.Operation):
 
     def recorded(self, *given: Any) -> Tensor:
         q, k, v, mask, *numbers = given
-        sink, gamma, *theta = (t[..., None, None] if _is_tensor(t) else t for t in numbers)
+        sink, gamma, *theta = (t[..., None, None] if isinstance(t, Tensor) else t for t in numbers)
         named = zip(names_of(self.omega), theta, strict=True)
-        held = {name: t for name, t in named if _is_tensor(t)}
+        held = {name: t for name, t in named if isinstance(t, Tensor)}
         at = self.omega.with_tensors(held) if held else self.omega
         options = replace(self.options, offsets=None)
         dropped = self.kernel.factors(self.options, q, k) if self.options.dropout else None
@@ -142,14 +142,8 @@ def _warn(error: CannotLaunch) -> None:
     )
 
 
-def _is_tensor(item: Any) -> bool:
-    return isinstance(item, Tensor)
-
-
 def _kernel(omega: Regularizer | Learnable, q: Tensor, k: Tensor) -> AttentionKernel | None:
-    bare = omega.base if isinstance(omega, Learnable) else omega
-    while isinstance(bare, Scaled):
-        bare = bare.base
+    bare, _ = unscaled(omega.base if isinstance(omega, Learnable) else omega, 1)
     if type(q) not in transforms.PLAIN or q.is_meta or bare.entries not in (None, k.shape[-2]):
         return None
     row = torch.empty((), dtype=F32, device=q.device).expand(1, k.shape[-2])
@@ -202,13 +196,13 @@ def _numbers(
     if any(isinstance(t, Tensor) and t.shape[-2] != 1 for t in made):
         return [], omega
     heads = scores.shape[:2]
-    return [t[..., 0, 0].expand(heads) if _is_tensor(t) else t for t in made], omega
+    return [t[..., 0, 0].expand(heads) if isinstance(t, Tensor) else t for t in made], omega
 
 
 def _per_head(item: Any, scores: Tensor, ndim: int) -> Any:
     """A number, or a tensor that broadcasts to the scores, as the kernel takes it; None if it is
     neither, or not one number for each head."""
-    if not _is_tensor(item):
+    if not isinstance(item, Tensor):
         return float(item) if isinstance(item, int | float) else None
     if item.ndim > ndim or any(n != 1 for n in item.shape[-2:]) or item.is_complex():
         return None

@@ -165,7 +165,7 @@ class AdaptiveEntmax(Learnable):
     """
 
     def __init__(self, heads: int, init: float = 1.5) -> None:
-        entmax = registry().mapping("regmax.entmax")
+        entmax = registry().get("mapping", "regmax.entmax")
         super().__init__(entmax(), alpha=Between(1, 2, (heads, 1, 1), init))
 
     def __repr__(self) -> str:

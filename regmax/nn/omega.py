@@ -36,7 +36,7 @@ def _named(name: str) -> Regularizer:
     found = registry()
     one = found.first(name, "mapping", "regularizer")
     if one is None:
-        known = sorted({*found.mappings(), *found.names("regularizer")})
+        known = sorted({*found.names("mapping"), *found.names("regularizer")})
         raise ValueError(
             f"omega must be one of {', '.join(known)}; got {clipped(name, 100)!r}"
             f"{suggestion(name, known)}"

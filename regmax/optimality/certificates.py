@@ -181,7 +181,9 @@ def _residual(at: Point) -> _Residual:
     gap = (p.domain.most(r, tau) - along).clamp_min(0)
     rounding = 4 * p.eps * size
     if p.beta is None and rounded is None:  # rounding of y, multiplied by the curvature at it
-        rounding = rounding + eps * _stiffness(at.base)
+        free = at.base.support
+        size = magnitude(at.base.verified.curvature, torch.where(free, at.base.y, 0))
+        rounding = rounding + eps * torch.where(free, size, 0)
     return _Residual(point, r - tau, rounding, gap, off, p.domain.spare(point, tau))
 
 
@@ -208,12 +210,6 @@ def _rounded(at: Point, r: Tensor, rounding: Tensor) -> Tensor | None:
     tau = tau if face.fixed is None else torch.where(face.fixed, tau, 0)
     moved = torch.minimum(torch.maximum(r - tau, -noise), noise)
     return torch.where(torch.isfinite(tau), moved, 0)
-
-
-def _stiffness(at: Point) -> Tensor:
-    """An estimate of |∇²Ω(y)| |y|."""
-    size = magnitude(at.verified.curvature, torch.where(at.support, at.y, 0))
-    return torch.where(at.support, size, 0)
 
 
 def _by_prox(at: Point, omega: Penalized) -> tuple[Tensor, Tensor, Tensor]:

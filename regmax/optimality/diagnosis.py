@@ -33,8 +33,6 @@ class Defect:
 
 def diagnose(problem: Problem, y: Tensor, failed: Tensor) -> Defect | None:
     """What Ω breaks in one of the ``failed`` rows, or None where nothing is found."""
-    if not bool(failed.any()):
-        return None
     problem, y = problem.widened(), y.double()
     said = contradicted(problem, y, failed)
     if said is not None:

@@ -370,10 +370,6 @@ class Point:
             z = p.omega.reduced(z, self.y, p.mask)
         return self.inverse(support)(z - self.defined.gradient)
 
-    def proximal_step(self) -> Tensor:
-        """P_Δ(prox_λR(y + z − ∇Ω(y))), of which the answer is the fixed point (2017, eq. 2)."""
-        return self.problem.nearest(self.y + self.slope, 1.0)
-
     def residual(self) -> tuple[Tensor, Tensor]:
         """r of the optimality condition, and τ: on the simplex the mean of r over y."""
         p, r = self.problem, self.slope

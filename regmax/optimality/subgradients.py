@@ -91,11 +91,11 @@ def _above_subgradient(
     """By how much λR(p) + ⟨u, s − p⟩ exceeds λR(s), beyond rounding, at points s: (points, *batch)
     and the points. Along u − λ∇R near p, ascended for a few steps, and to some points far away."""
     on, mask = problem.participants(), problem.mask
-    lam = omega.lam.squeeze(-1) if isinstance(omega.lam, Tensor) and omega.lam.ndim else omega.lam
 
     def weighted(s: Tensor) -> Tensor:
         on_s = None if mask is None else mask.expand(s.shape)
-        return lam * valued(omega.penalty, s, on_s)
+        value: Tensor = omega.per_row("lam") * valued(omega.penalty, s, on_s)
+        return value
 
     def slope(s: Tensor) -> Tensor:
         with torch.enable_grad():

@@ -102,8 +102,8 @@ def few(wrong: Tensor) -> list[tuple[int, ...]]:
     return [tuple(int(i) for i in at) for at in wrong.nonzero()[:4]]
 
 
-def expanded(mask: Any, x: Tensor) -> Tensor | None:
-    """``mask`` expanded to the shape of ``x``."""
+def expanded(mask: Any, x: Tensor, name: str = "x") -> Tensor | None:
+    """``mask`` expanded to the shape of ``x``; messages use ``name``."""
     if mask is None:
         return None
     if not isinstance(mask, Tensor):
@@ -117,7 +117,8 @@ def expanded(mask: Any, x: Tensor) -> Tensor | None:
     except RuntimeError:
         dense("mask", mask, x)
         raise ValueError(
-            f"mask must broadcast to x: mask has shape {tuple(mask.shape)}, x {tuple(x.shape)}"
+            f"mask must broadcast to {name}: mask has shape {tuple(mask.shape)}, {name} "
+            f"{tuple(x.shape)}"
         ) from None
     return found
 

@@ -13,8 +13,8 @@ import functools
 import inspect
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
+from ..kernels.base import held
 from ..kernels.wrappers import kind
 from .errors import clipped
 
@@ -31,24 +32,15 @@ _short = ContextVar("regmax_short", default=False)
 _whole: ContextVar[Namer | None] = ContextVar("regmax_whole", default=None)
 
 
-@contextmanager
-def _within(style: ContextVar[Any], item: Any) -> Iterator[None]:
-    token = style.set(item)
-    try:
-        yield
-    finally:
-        style.reset(token)
-
-
 def short() -> AbstractContextManager[None]:
     """Inside, tensors are printed as in ``str``."""
-    return _within(_short, True)
+    return held(_short, True)
 
 
 def whole(name: Namer = lambda cls: cls.__name__) -> AbstractContextManager[None]:
     """Inside, all entries are printed, and the text does not depend on the device or the default
     dtype: for files. ``name`` names the classes."""
-    return _within(_whole, name)
+    return held(_whole, name)
 
 
 # -- expressions -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from typing import Any
 import pluggy
 
 from ..kernels import process
+from ..kernels.base import held
 from . import hooks
 from .errors import PluginError, PluginWarning, class_name, clipped, told, warn
 from .operand import parameters_of
@@ -161,16 +162,8 @@ class Registry:
 
     @property
     def by_mapping(self) -> dict[str, list[Offer]]:
-        """The regularizers that offer each name in ``regmax.functional``."""
+        """The regularizers that offer each name in ``regmax.functional``, the kind "mapping"."""
         return dict(self._offers["mapping"])
-
-    def mappings(self) -> list[str]:
-        """The names in ``regmax.functional`` that one plugin offers."""
-        return list(self.names("mapping"))
-
-    def mapping(self, name: str) -> type[Any]:
-        """The regularizer class of a mapping of ``regmax.functional``."""
-        return self.get("mapping", name)
 
     def first(self, name: str, *kinds: str) -> tuple[str, type[Any]] | None:
         """The first of the ``kinds`` ("mapping", or of KINDS) that has this name, and its class;
@@ -342,11 +335,8 @@ def _loaded() -> Registry:
         points = list(entry_points(group=GROUP))
     except Exception:  # a package that is no plugin may have entry points that cannot be read
         points = list(_readable())
-    token = _loading.set(True)
-    try:
+    with held(_loading, True):
         return Registry(points)
-    finally:
-        _loading.reset(token)
 
 
 def _readable() -> Iterator[EntryPoint]:

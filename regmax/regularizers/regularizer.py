@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..kernels import Kernel, decisions, transforms
 from ..kernels.products import evaluated
-from ..kernels.simplex import positive
+from ..kernels.simplex import positive, row_sums
 from . import threshold
 from .arguments import first, hyperparameter
 from .autodiff import by_autograd
@@ -138,7 +138,7 @@ class Regularizer(Operand):
     def row_sums(self, *entries: Tensor) -> tuple[Tensor, ...]:
         """The sum of each tensor (*batch, d) over the whole row, (*batch, 1). Where rows lie on
         several devices regmax replaces this method, and a call is one all-reduce."""
-        return tuple(t.sum(-1, keepdim=True) for t in entries)
+        return row_sums(*entries)
 
     def row_max(self, t: Tensor) -> Tensor:
         """The maximum over the whole row, (*batch, 1), without gradient; as :meth:`row_sums`."""

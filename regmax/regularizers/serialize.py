@@ -154,7 +154,7 @@ def offered(first: str, name: str, /, *given: Any, **hyper: Any) -> Any:
     rest = [kind for kind in ("regularizer", "mapping", "penalty") if kind != first]
     one = found.first(name, first, *rest)
     if one is None:
-        names = [*found.names("regularizer"), *found.mappings(), *found.names("penalty")]
+        names = [*found.names("regularizer"), *found.names("mapping"), *found.names("penalty")]
         raise found.unknown("regularizer or penalty", name, list(dict.fromkeys(names)))
     kind, cls = one
     if kind == "mapping":

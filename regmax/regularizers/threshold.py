@@ -26,7 +26,7 @@ from torch import Tensor
 from ..kernels import transforms
 from ..kernels.clipped import Entries, clipped
 from ..kernels.roots import increasing_root, loop
-from ..kernels.simplex import normalize
+from ..kernels.simplex import normalize, row_sums
 
 Sums = Callable[..., tuple[Tensor, ...]]
 LEAST = 1e-27
@@ -81,7 +81,7 @@ def entries(omega: Any, z: Tensor, total: Tensor, steep: bool | Tensor) -> Tenso
         offset, low, high = (torch.where(steep, one, other) for one, other in both)
         given = offset, low, high
     offset, low, high = given
-    t = _root(omega, offset, _sums, low, high, total=total)[0]
+    t = _root(omega, offset, row_sums, low, high, total=total)[0]
     return total * normalize(_entries(omega, offset, t))
 
 
@@ -93,7 +93,7 @@ def sharded_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor) -> Tensor:
     start = upper_bound(
         omega,
         z,
-        lambda part: _root(omega, part, _sums, low, torch.ones_like(low))[0],
+        lambda part: _root(omega, part, row_sums, low, torch.ones_like(low))[0],
         lambda t, top: omega.inverse(omega.grad(t) - top),
     )
     start = start.clamp_min(LEAST)
@@ -132,10 +132,6 @@ def wide(omega: Any, x: Tensor) -> Any:
     return omega.with_tensors({name: item.detach() for name, item in numbers.items()})
 
 
-def _sums(*entries: Tensor) -> tuple[Tensor, ...]:
-    return tuple(t.sum(-1, keepdim=True) for t in entries)
-
-
 def _entries(omega: Any, offset: Tensor, t: Tensor) -> Tensor:
     """y(t) of the distances z − z_r; where they are 0, t itself."""
     y = omega.inverse(offset + omega.grad(t))
@@ -154,11 +150,7 @@ def _root(
 ) -> tuple[Tensor, Tensor]:
     """t with Σ y(t) = ``total``, and y/Σy of the last t that was looked at, which takes no other
     sum."""
-    last = offset
-
-    def second(y: Tensor) -> Tensor:
-        h: Tensor = omega.curvature(y).matvec(torch.ones_like(y))
-        return h
+    last, second = offset, Separable(omega).second
 
     def residual(t: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal last

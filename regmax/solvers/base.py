@@ -175,9 +175,10 @@ def _undecided(at: Point, certificate: Certificate) -> Tensor:
 
 
 def _fused(at: Point, found: Certificate) -> tuple[Point, Certificate]:
-    """y after one proximal step, in rows where the certified bound does not grow. The step has y*
-    as fixed point and makes the members of a group equal bit for bit."""
-    current = Point(at.problem, at.proximal_step())
+    """y after one proximal step, in rows where the certified bound does not grow. The step,
+    P_Δ(prox_λR(y + z − ∇Ω(y))), has y* as fixed point (2017, eq. 2) and makes the members of a
+    group equal bit for bit."""
+    current = Point(at.problem, at.problem.nearest(at.y + at.slope, 1.0))
     if not decisions.read(current.y != at.y)[0]:
         return at, found
     trial = certify(current, tested=True)

@@ -28,7 +28,7 @@ from ..optimality.projected import product as projected_product
 from ..regularizers import arguments
 from ..regularizers.penalty import penalty_of, smooth_part
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, per_row
 from ..solvers import polish
 from .backends.base import Answer, Backend, Task
 from .backends.generic import definition, own_answer
@@ -347,7 +347,6 @@ def _declared(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Decla
         if task.bounds is None and task.omega.declares("conjugate"):
             got = task.omega.conjugate(rows.x, rows.gamma, rows.mask)
             if got is not None:
-                gamma = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma
-                rounding = torch.finfo(rows.x.dtype).eps ** 0.5
-                compare("conjugate", got, gamma * problem.objective(y), rounding)
+                expected = per_row(rows.gamma) * problem.objective(y)
+                compare("conjugate", got, expected, torch.finfo(rows.x.dtype).eps ** 0.5)
     return found

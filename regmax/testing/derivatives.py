@@ -17,7 +17,8 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck, gradgradcheck
 
 from .inputs import normal
 from .layout import closed
-from .promise import Broken, Case, agree, searched, worst
+from .promise import Broken, agree, searched, worst
+from .search import Case
 from .subject import Subject, exact, layer_of
 
 MARGIN = 2e-2

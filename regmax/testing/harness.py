@@ -10,16 +10,16 @@ from typing import Any
 
 from ..regularizers.errors import ConvergenceWarning
 from ..regularizers.regularizer import Regularizer
-from . import derivatives, kernels, layout, optimum, penalties, sharded, values
-from .promise import Broken, Case, Kind, Skipped, Tested, kinds_of, show
-from .search import shrunk
+from . import derivatives, layout, optimum, penalties, values, ways
+from .promise import Broken, Kind, Skipped, Tested, kinds_of
+from .search import Case, show, shrunk
 from .subject import Subject
 
 ExpectedFailures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
 Skip = Callable[[str], Any]
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-KINDS = kinds_of(*map(vars, (values, layout, optimum, penalties, kernels, sharded, derivatives)))
+KINDS = kinds_of(*map(vars, (values, layout, optimum, penalties, ways, derivatives)))
 GROUND = ("check_value", "check_value_convex", "check_grad", "check_curvature")
 """Checks of what a solver needs. If one fails, a solver takes long and its answer means nothing."""
 

@@ -44,9 +44,7 @@ class HardInput:
     @functools.cached_property
     def spoilt(self) -> bool:
         """Whether some row is spoilt."""
-        x, mask = self.make()
-        on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.expand(x.shape)
-        return bool((on & ~(x < torch.inf)).any())
+        return bool(spoilt_rows(*self.make())[0].any())
 
     def make(self, dtype: torch.dtype = torch.float64) -> Made:
         """(x, mask): fresh tensors, x of ``dtype``, mask bool and broadcastable to x, or None."""
@@ -54,6 +52,13 @@ class HardInput:
 
     def __str__(self) -> str:
         return self.name
+
+
+def spoilt_rows(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Which rows have a participant that is NaN or +inf, and who takes part in the others."""
+    on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.expand(x.shape)
+    on = on & (x != -torch.inf)
+    return (on & ~(x < torch.inf)).any(-1), on
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

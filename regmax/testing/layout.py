@@ -8,8 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from .inputs import HardInput, hard_inputs, normal
-from .promise import Broken, Case, fixed, searched, show, worst
+from .inputs import HardInput, hard_inputs, normal, spoilt_rows
+from .promise import Broken, fixed, searched, worst
+from .search import Case, show
 from .subject import Subject, exact, layer_of
 
 
@@ -50,13 +51,6 @@ def broken_rows(x: Tensor, mask: Tensor | None, y: Tensor) -> str | None:
     if bool((y[~on & ~spoilt.unsqueeze(-1)] != 0).any()):
         return "a masked entry that is not 0"
     return off_simplex(y[on.any(-1) & ~spoilt])
-
-
-def spoilt_rows(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which rows have a participant that is NaN or +inf, and who takes part in the others."""
-    on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.expand(x.shape)
-    on = on & (x != -torch.inf)
-    return (on & ~(x < torch.inf)).any(-1), on
 
 
 @searched()

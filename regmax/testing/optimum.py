@@ -17,7 +17,8 @@ from .backends.conic import lacks_program, quiet
 from .crosscheck import crosscheck
 from .inputs import normal
 from .layout import closed
-from .promise import Broken, Case, Skipped, agree, fixed, searched, worst
+from .promise import Broken, Skipped, agree, fixed, searched, worst
+from .search import Case
 from .subject import Subject, exact
 
 EPS = torch.finfo(torch.float64).eps
@@ -130,21 +131,15 @@ def check_max(s: Subject, case: Case) -> None:
 @searched(lambda s: exact(s) and s.omega.declares("conjugate"))
 def check_conjugate(s: Subject, case: Case) -> None:
     """conjugate(x) = max_y ⟨y, x⟩ − γΩ(y)."""
-
-    def conjugate(x: Tensor, y: Tensor, gamma: float | Tensor) -> Any:
-        return s.omega.conjugate(x, gamma, case.mask)
-
-    _is_the_maximum(s, case, "conjugate", conjugate)
+    method, mask = s.omega.conjugate, case.mask
+    _is_the_maximum(s, case, "conjugate", lambda x, y, gamma: method(x, gamma, mask))
 
 
 @searched(lambda s: exact(s) and s.omega.declares("conjugate_at"))
 def check_conjugate_at(s: Subject, case: Case) -> None:
     """conjugate_at(x, y) = max_y ⟨y, x⟩ − γΩ(y), where y = Π_Ω(x)."""
-
-    def conjugate_at(x: Tensor, y: Tensor, gamma: float | Tensor) -> Any:
-        return s.omega.conjugate_at(x, y, gamma, case.mask)
-
-    _is_the_maximum(s, case, "conjugate_at", conjugate_at)
+    method, mask = s.omega.conjugate_at, case.mask
+    _is_the_maximum(s, case, "conjugate_at", lambda x, y, gamma: method(x, y, gamma, mask))
 
 
 def _is_the_maximum(s: Subject, case: Case, method: str, declared: Callable[..., Any]) -> None:

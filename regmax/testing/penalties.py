@@ -10,15 +10,12 @@ import torch
 from torch import Tensor
 
 from ..regularizers.penalty import Penalty
-from .promise import Broken, Case, agree, searched, worst
+from .promise import Broken, agree, searched, worst
+from .search import Case
 from .subject import Subject
 from .values import points
 
 STEPS = (0.3, 0.02)
-
-
-def penalized(s: Subject) -> bool:
-    return s.penalty is not None
 
 
 def structured(s: Subject) -> bool:
@@ -73,7 +70,7 @@ def check_lovasz(s: Subject, case: Case) -> None:
         )
 
 
-@searched(penalized)
+@searched(lambda s: s.penalty is not None)
 def check_prox(s: Subject, case: Case) -> None:
     """z = prox(v) minimises ½‖z − v‖² + step·R(z); for a Lovász extension, v − z ∈ step·∂R(z)."""
     penalty, name = _penalty(s)

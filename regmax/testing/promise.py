@@ -10,20 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .search import Case, show
-
-__all__ = [
-    "Broken",
-    "Case",
-    "Kind",
-    "Skipped",
-    "Tested",
-    "agree",
-    "fixed",
-    "searched",
-    "show",
-    "worst",
-]
+from .search import Case
 
 
 class Skipped(Exception):
@@ -80,15 +67,10 @@ class Tested:
     cases: Callable[..., Iterable[Case]]
     """``cases(costly, ...)``: those of a promise; keyword arguments say which."""
 
-    @property
-    def any_size(self) -> bool:
-        """Whether rows may have any number of entries."""
-        return True
-
-    @property
-    def has_formula(self) -> bool:
-        """Whether it answers without a solver."""
-        return False
+    any_size = True
+    """Whether rows may have any number of entries."""
+    has_formula = False
+    """Whether it answers without a solver."""
 
     def written(self, owner: object) -> bool:
         """Whether the author under test wrote the class of ``owner``."""

@@ -30,7 +30,8 @@ from .harness import Check, Decorator, ExpectedFailures, checks_of, parametrized
 from .inputs import hard_inputs, normal
 from .known import Known, Trial, Trials, few, hard, known_problems, one, usual
 from .layout import broken_rows, off_simplex
-from .promise import Broken, Skipped, Tested, fixed, kinds_of, searched, show, worst
+from .promise import Broken, Skipped, Tested, fixed, kinds_of, searched, worst
+from .search import show
 
 TOL = 1e-8
 MAX_ITER = 2000

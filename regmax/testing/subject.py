@@ -20,8 +20,8 @@ from ..regularizers.penalty import Penalized, Penalty, smooth_part, value_of
 from ..regularizers.regularizer import Definition, Regularizer
 from .backends.generic import definition
 from .inputs import normal
-from .promise import Case, Tested
-from .search import fixed_cases, random_cases
+from .promise import Tested
+from .search import Case, fixed_cases, random_cases
 
 SIZES = (1, 2, 3, 5)
 MAX_ITER = 100
@@ -77,7 +77,7 @@ class Subject(Tested):
         return f"{self.name}.{method}"
 
     @functools.cached_property
-    def has_formula(self) -> bool:
+    def has_formula(self) -> bool:  # type: ignore[override]
         """Whether Π_Ω has a closed form, and needs no solver."""
         return has_formula(self.omega)
 
@@ -93,7 +93,7 @@ class Subject(Tested):
         return tuple(accepted) or SIZES
 
     @property
-    def any_size(self) -> bool:
+    def any_size(self) -> bool:  # type: ignore[override]
         return self.sizes == SIZES
 
     def cases(self, costly: bool, masks: bool = True) -> Iterable[Case]:

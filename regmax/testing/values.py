@@ -9,7 +9,8 @@ from ..kernels import simplex
 from ..regularizers.regularizer import checked_value
 from .backends.generic import definition
 from .inputs import normal
-from .promise import Broken, Case, agree, searched, worst
+from .promise import Broken, agree, searched, worst
+from .search import Case
 from .subject import Subject
 
 EPS = torch.finfo(torch.float64).eps
@@ -21,12 +22,6 @@ def points(case: Case) -> list[Tensor]:
     other = z + case.direction()
     near = [z.clamp_min(-4), other.clamp_min(-4), (4 * z).clamp_min(-12)]
     return [t.softmax(-1) for t in near]
-
-
-def tangents(case: Case, count: int) -> Tensor:
-    """Directions along Δ, (count, rows, d)."""
-    v = case.direction(count)
-    return v - v.mean(-1, keepdim=True)
 
 
 @searched(masks=False)
@@ -74,9 +69,10 @@ def check_value_convex(s: Subject, case: Case) -> None:
                 y=y[i],
                 t=t[i],
             )
+    v = case.direction(4)
     for y in (first, second):
         h = s.hessian(y)
-        for w in tangents(case, 4):
+        for w in v - v.mean(-1, keepdim=True):
             hw = (h @ w.unsqueeze(-1)).squeeze(-1)
             quotient = simplex.row_dot(w, hw) / simplex.row_dot(w, w)
             least = 16 * EPS * h.abs().amax((-1, -2)).unsqueeze(-1)

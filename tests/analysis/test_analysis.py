@@ -279,11 +279,11 @@ class TestTrajectories:
 @pytest.mark.parametrize(
     ("y", "more", "error", "words"),
     [
-        ([0.5], {}, TypeError, "y must be a floating torch.Tensor; got list"),
-        (torch.ones(2).long(), {}, TypeError, "y must be a floating .*; got torch.int64"),
-        (torch.ones(2, 3), {"dim": 2}, ValueError, r"dim must be a dimension of y .*\(2, 3\)"),
-        (torch.ones(2, 0), {}, ValueError, "that is not empty; got -1"),
-        (torch.ones(2), {"mask": torch.ones(2)}, TypeError, "mask must be a bool .*torch.float32"),
+        ([0.5], {}, TypeError, "y must be a torch.Tensor; got list"),
+        (torch.ones(2).long(), {}, TypeError, "y must be floating .*; got torch.int64"),
+        (torch.ones(2, 3), {"dim": 2}, ValueError, r"dim must be in .* for y of shape \(2, 3\)"),
+        (torch.ones(2, 0), {}, ValueError, "y must not be empty along dim=-1"),
+        (torch.ones(2), {"mask": torch.ones(2)}, TypeError, "mask must be bool .*torch.float32"),
         (torch.ones(2), {"mask": [True, True]}, TypeError, "mask must be a bool .*got list"),
         (torch.ones(2), {"mask": torch.ones(3).bool()}, ValueError, r"must broadcast to y.*\(3,\)"),
     ],

@@ -38,7 +38,7 @@ class TestPath:
             analysis.path(omega, x, "alpha", [1.0, -1.0])
         with pytest.raises(ValueError, match="values must hold at least one number"):
             analysis.path(omega, x, values=[])
-        with pytest.raises(TypeError, match=r"x must be a floating torch\.Tensor; got list"):
+        with pytest.raises(TypeError, match=r"x must be a torch\.Tensor; got list"):
             analysis.path(omega, [1.0, 2.0])
 
 

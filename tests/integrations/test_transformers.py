@@ -228,7 +228,7 @@ def test_every_mapping_is_registered(monkeypatch):
     names = register()
     assert {f"regmax-{m}" for m in MAPPINGS} <= set(names)
     known = regmax.regularizers.registry.registry()
-    monkeypatch.setattr(known, "mappings", lambda: [*MAPPINGS, "laterax"])
+    monkeypatch.setattr(known, "names", lambda kind: [*MAPPINGS, "laterax"])
     assert "regmax-laterax" in register()
     assert "regmax-laterax" in transformers.AttentionInterface().valid_keys()
 

@@ -179,8 +179,8 @@ def test_one_warning_and_the_rest_works(install, fault):
     for word in ["badplug", "bad-dist", *words]:
         assert word in messages[0], messages[0]
     assert {"toy", "gini", "tv"} <= set(made.names("regularizer"))
-    assert made.mapping("toymax") is made.get("regularizer", "toy")
-    assert made.mapping("sparsemax").name == "gini"
+    assert made.get("mapping", "toymax") is made.get("regularizer", "toy")
+    assert made.get("mapping", "sparsemax").name == "gini"
 
 
 def test_two_distributions_with_one_name(install):
@@ -190,7 +190,7 @@ def test_two_distributions_with_one_name(install):
     assert messages == []
     assert "clash" not in made.names("regularizer")
     assert made.get("regularizer", "gini").name == "gini"
-    for call in (lambda: made.get("regularizer", "clash"), lambda: made.mapping("clashmax")):
+    for call in (lambda: made.get("regularizer", "clash"), lambda: made.get("mapping", "clashmax")):
         with pytest.raises(PluginError, match=r"first-dist.*second-dist"):
             call()
 
@@ -362,8 +362,8 @@ def test_a_built_in_name_cannot_be_taken(install):
     with pytest.raises(PluginError, match=r"thief"):
         made.get("regularizer", "gini")
     with pytest.raises(PluginError, match=r"regmax .* and .*thief|thief.* and .*regmax "):
-        made.mapping("sparsemax")
-    assert made.mapping("softmax").name == "entropy"
+        made.get("mapping", "sparsemax")
+    assert made.get("mapping", "softmax").name == "entropy"
 
 
 PENALTY = """
@@ -433,8 +433,8 @@ def test_unknown_names_list_what_is_accepted():
 def test_several_mappings_and_presets(install):
     install("many", "many_names", good("many", ("manymax", "many3"), {"many3": {"a": 3.0}}))
     made = registry()
-    assert {"manymax", "many3"} <= set(made.mappings())
-    assert made.mapping("many3") is made.mapping("manymax")
+    assert {"manymax", "many3"} <= set(made.names("mapping"))
+    assert made.get("mapping", "many3") is made.get("mapping", "manymax")
     import torch
 
     f = regmax.functional
@@ -476,8 +476,8 @@ def test_third_party_solver_and_backend(install):
 
 def test_empty_registry():
     empty = Registry([])
-    assert empty.mappings() == []
+    assert not empty.names("mapping")
     with pytest.raises(PluginError, match=r"(?i)no plugin is installed"):
         empty.get("regularizer", "gini")
     with pytest.raises(PluginError, match=r"(?i)no plugin is installed"):
-        empty.mapping("softmax")
+        empty.get("mapping", "softmax")

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from ...kernels import Kernel, transforms, wrappers
 from ...kernels.base import Direct, Hyper
-from ...optimality.jacobian import (
-    averaging,
-    hyperparameter_product,
-    jacobian_product,
-    movable,
-)
+from ...optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
 from ...regularizers.identity import names_of
 from ...regularizers.penalty import penalty_of, smooth_part
 from ...regularizers.regularizer import Regularizer

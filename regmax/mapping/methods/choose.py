@@ -246,8 +246,7 @@ def of_rows(rows: Rows, settings: Settings, value: bool = True) -> tuple[Method,
 
 def solved(rows: Rows, settings: Settings) -> tuple[Computed, list[Tensor]]:
     """By a closed form in PyTorch, or a solver."""
-    with torch.no_grad():
-        result = compute(rows, settings, kinks=True)
+    result = compute(rows, settings, kinks=True)
     tensors = tensors_of(rows)
     if torch.is_grad_enabled() and any(t.requires_grad for t in (rows.x, *tensors)):
         result = kinks.noted(rows, result, settings)

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from ...kernels import transforms
 from ...optimality.certificates import certify
-from ...optimality.jacobian import (
-    averaging,
-    hyperparameter_product,
-    movable,
-    tied_products,
-)
+from ...optimality.jacobian import averaging, hyperparameter_product, movable, tied_products
 from ...regularizers.errors import RegularizerError
 from ...regularizers.identity import unscaled
 from ...regularizers.penalty import Penalized, penalty_of, who

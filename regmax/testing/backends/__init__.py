@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...regularizers.hooks import hookimpl
 from .base import Answer, Backend, Task
-from .cvxpy import Cvxpy
+from .conic import Cvxpy
 from .cvxpylayers import CvxpyLayers
 from .generic import Generic
 

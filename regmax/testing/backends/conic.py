@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ from ...domains import Bounded, Plans, Projected
 from ...regularizers.errors import RegularizerError
 from ...regularizers.penalty import Penalized, who
 from ...regularizers.regularizer import Regularizer
-from .base import Backend, Task
+from .base import Answer, Backend, Task
+
+TIGHT = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "tol_ktratio": 1e-10}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +61,7 @@ def quiet() -> Iterator[None]:
 
 
 def program(
-    omega: Regularizer,
-    d: int,
-    domain: Bounded | Plans | Projected | None = None,
-    sizes: dict[str, int] | None = None,
+    omega: Regularizer, d: int, domain: Bounded | Plans | Projected | None, sizes: dict[str, int]
 ) -> Program:
     """A new program: cvxpylayers modifies the programs that it compiles. ``sizes``: those of the
     numbers of the domain."""
@@ -70,7 +71,7 @@ def program(
     # 2y ≥ 0, because cvxpy may remove y ≥ 0 from the cones before cvxpylayers sees it
     constraints, bounds = [2 * y >= 0, cvxpy.sum(y) == 1], {}
     if domain is not None:
-        bounds = {name: cvxpy.Parameter(size) for name, size in (sizes or {}).items()}
+        bounds = {name: cvxpy.Parameter(size) for name, size in sizes.items()}
         constraints = domain.as_cvxpy(y, **bounds)
     value = omega.as_cvxpy(y)
     seen = cvxpy.Constant(0) + value
@@ -130,3 +131,31 @@ def _numbers(omega: Regularizer, row: int, on: Any) -> dict[str, Any]:
         else:
             found[name] = item.detach().reshape(-1)[row if item.numel() > 1 else 0].item()
     return found
+
+
+class Cvxpy(Conic):
+    """One convex program per row, solved by Clarabel, an interior-point method, on the CPU."""
+
+    name: ClassVar[str] = "cvxpy"
+    domains: ClassVar[bool] = True
+    needs = ("cvxpy", "clarabel")
+
+    def answers(self, task: Task) -> list[Answer]:
+        start = time.perf_counter()
+        y = torch.zeros_like(task.z)
+        with quiet():
+            for omega, index, entries in batches(task):
+                numbers = {} if task.bounds is None else task.bounds.conic(index[0], entries[0])
+                sizes = {k: t.shape[-1] for k, t in numbers.items()}
+                conic = program(omega, entries.shape[-1], task.bounds, sizes)
+                rows = task.z[index].gather(-1, entries)
+                for i, z, where in zip(index, rows, entries, strict=True):
+                    conic.z.value = z.detach().double().cpu().numpy()
+                    if task.bounds is not None:
+                        for name, t in task.bounds.conic(i, where).items():
+                            conic.bounds[name].value = t.double().cpu().numpy()
+                    conic.problem.solve(solver="CLARABEL", **TIGHT)
+                    found = conic.y.value
+                    values = z * math.nan if found is None else torch.tensor(found, device="cpu")
+                    scatter(values.unsqueeze(0), y, i.reshape(1), where.unsqueeze(0))
+        return [Answer("cvxpy Clarabel", y, None, time.perf_counter() - start, 1e-5, math.inf)]

@@ -76,7 +76,7 @@ def _answer(solver: str, task: Task, tol: float, vjp_tol: float) -> Answer:
     for omega, index, entries in batches(task):
         z = task.z[index].gather(-1, entries)
         v = task.v[index].gather(-1, entries)
-        conic = program(omega, entries.shape[-1])
+        conic = program(omega, entries.shape[-1], None, {})
         # MOREAU's derivative of exponential cones is off by 0.4 on peaked softmax: values only
         accurate = accurate and not (solver == "MOREAU" and _exponential(conic))
         solution, product = _solve(solver, conic, z, v)
