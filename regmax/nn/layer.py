@@ -78,7 +78,8 @@ class RegularizedMax(nn.Module):
         if not isinstance(omega, Regularizer):
             raise TypeError(
                 f"omega must be a regmax.Regularizer; got {type(omega).__name__} {brief(omega)} "
-                "(regmax.regularizer(name) makes one by name; a Learnable is for attention)"
+                "(regmax.regularizer(name) makes one by name; a Learnable is for attention, and "
+                "omega() is its present Ω)"
             )
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise TypeError(f"dim must be an int; got {dim!r}")

@@ -7,7 +7,7 @@ import torch
 from mapping_checks import normal
 
 import regmax
-from regmax import AtMost, Box, RegularizedMax, Simplex, Transport
+from regmax import AtMost, Box, ConvergenceWarning, RegularizedMax, Simplex, Transport
 from regmax.optimality.certificates import certify
 from regmax.optimality.problem import Problem
 from regmax.testing.backends.generic import definition
@@ -195,6 +195,16 @@ def test_what_takes_no_domain_refuses_it():
         RegularizedMax(OMEGAS["gini"](), solver="fista", domain=Box())(x)
     with pytest.raises(TypeError, match="domain must be"):
         RegularizedMax(OMEGAS["gini"](), domain="box")
+
+
+def test_kinks_of_a_value_are_named():
+    class Hinge(regmax.Regularizer):
+        def value(self, y):
+            return y.square().sum(-1) / 2 + y.diff().relu().sum(-1)
+
+    layer = RegularizedMax(Hinge(), domain=Simplex(2.0, upper=1.0), max_iter=20)
+    with pytest.warns(ConvergenceWarning, match="Hinge: its value has kinks, .* the simplex alone"):
+        layer(normal(8, 6, seed=3))
 
 
 def test_bounds_are_parameters_of_the_layer():
