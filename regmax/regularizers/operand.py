@@ -69,6 +69,13 @@ class Operand(nn.Module):
     def __init__(self) -> None:
         """Does nothing: ``__new__`` initialised the module."""
 
+    def forward(self, *_: Any) -> Any:
+        """Refused: Ω(x) could mean Ω or Π_Ω."""
+        raise TypeError(
+            f"{type(self).__name__} is not called: RegularizedMax(omega)(x) is Π_Ω(x), and "
+            "omega.value(y) is Ω(y)"
+        )
+
     def extra_repr(self) -> str:
         """``lam=0.1``: the arguments that recreate this object. Default: the arguments that are
         also attributes, without those at their default value that are not hyperparameters."""

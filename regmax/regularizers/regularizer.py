@@ -18,6 +18,7 @@ from .autodiff import by_autograd
 from .curvature import Curvature
 from .errors import RegularizerError
 from .operand import Operand
+from .printing import brief
 
 
 class Regularizer(Operand):
@@ -286,6 +287,17 @@ def like(found: Any, y: Tensor, who: str) -> Tensor:
             f"{tuple(found.shape)}, {found.dtype}"
         )
     return found
+
+
+def checked(omega: Any) -> Regularizer:
+    """``omega``; a TypeError if it is no regularizer."""
+    if not isinstance(omega, Regularizer):
+        raise TypeError(
+            f"omega must be a regmax.Regularizer; got {type(omega).__name__} {brief(omega)} "
+            "(regmax.regularizer(name) makes one by name; a Learnable is for attention, and "
+            "omega() is its present Ω)"
+        )
+    return omega
 
 
 def checked_value(omega: Regularizer, y: Tensor, name: str | None = None) -> Tensor:
