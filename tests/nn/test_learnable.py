@@ -104,6 +104,29 @@ def test_compiled():
     torch.testing.assert_close(*gradients, **EXACT)
 
 
+def test_compiled_by_its_value():
+    """A number of the user's own Ω that learns is no constant of the graph."""
+
+    class Mixture(regmax.Regularizer):
+        hyperparameters = ("w",)
+
+        def __init__(self, w=0.5):
+            self.w = w
+
+        def value(self, y):
+            w = self.per_row("w")
+            return w * y.pow(1.5).sum(-1) + (1 - w) * y.square().sum(-1)
+
+    layer, x = layer_of(Learnable(Mixture(), w=Between(0, 1, (H, 1, 1))).double()), normal(N, S, E)
+    layer.omega.learned["w"].a.data += torch.tensor([1.0, -2.0]).view(H, 1, 1)
+    torch._dynamo.reset()
+    found = []
+    for f in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        out, _ = f(x, x, x)
+        found.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-9)
+
+
 def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"omega must be a regmax\.Regularizer; got str"):
         Learnable("entmax")
