@@ -117,6 +117,13 @@ def test_compiled_by_its_value():
             w = self.per_row("w")
             return w * y.pow(1.5).sum(-1) + (1 - w) * y.square().sum(-1)
 
+    class Slip(Mixture):
+        def value(self, y):
+            return self.w * y.pow(1.5).sum(-1) + (1 - self.w) * y.square().sum(-1)
+
+    for batch in ((2, 3), (3, 3), (3,)):
+        with pytest.raises(ValueError, match=r"Slip\.value\(y\): self\.w .* self\.per_row\('w'\)"):
+            regmax.RegularizedMax(Slip(torch.full((batch[-1], 1), 0.5)))(normal(*batch, S))
     layer, x = layer_of(Learnable(Mixture(), w=Between(0, 1, (H, 1, 1))).double()), normal(N, S, E)
     layer.omega.learned["w"].a.data += torch.tensor([1.0, -2.0]).view(H, 1, 1)
     torch._dynamo.reset()
