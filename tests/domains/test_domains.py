@@ -197,6 +197,24 @@ def test_what_takes_no_domain_refuses_it():
         RegularizedMax(OMEGAS["gini"](), domain="box")
 
 
+def test_a_slope_that_autograd_does_not_find_at_the_largest_y():
+    class Half(regmax.Regularizer):
+        """Σ y log y + (½ − y) log(½ − y), whose slope at ½ is 0/0 by autograd."""
+
+        separable, highest = True, 0.5
+
+        def value(self, y):
+            return (y * y.log() + (0.5 - y) * (0.5 - y).log()).sum(-1)
+
+        def inverse(self, u):
+            return 0.5 * u.sigmoid()
+
+    x = normal(16, 8, seed=4)
+    solution = RegularizedMax(Half(), domain=Simplex(2.0)).solve(x)
+    assert (solution.error_bound < 1e-13).all()
+    assert torch.allclose(solution.y.sum(-1), torch.tensor(2.0, dtype=F64), rtol=0, atol=1e-14)
+
+
 def test_kinks_of_a_value_are_named():
     class Hinge(regmax.Regularizer):
         def value(self, y):
