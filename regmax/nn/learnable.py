@@ -124,7 +124,7 @@ class Learnable(nn.Module):
             if not isinstance(module, nn.Module):
                 raise TypeError(
                     f"{name} must be a module that computes it, such as regmax.nn.Between(1, 2); "
-                    f"got {type(module).__name__} {module!r}"
+                    f"got {type(module).__name__} {brief(module)}"
                 )
         self.base = omega
         self.names = tuple(hyperparameters)

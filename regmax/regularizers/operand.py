@@ -49,6 +49,8 @@ class Operand(nn.Module):
         if name in self._methods and (not callable(item) or isinstance(item, nn.Module)):
             _refuse_hiding(type(self), name)
         super().__setattr__(name, item)
+        if name == "__class__":  # by torch.nn.utils.parametrize
+            _ = item.arguments  # looked up here, as in __new__
 
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script calls first, also for a layer that holds Ω."""

@@ -134,6 +134,31 @@ def test_compiled_by_its_value():
     torch.testing.assert_close(*found, rtol=0, atol=1e-9)
 
 
+def test_parametrized_and_compiled():
+    """torch.nn.utils.parametrize gives Ω a class of its own, which Dynamo meets first."""
+
+    class Mixture(regmax.Regularizer):
+        def __init__(self, w):
+            self.w = torch.nn.Parameter(w)
+
+        def value(self, y):
+            return self.w * y.pow(1.5).sum(-1) + y.square().sum(-1)
+
+    class Soft(torch.nn.Module):
+        def forward(self, a):
+            return torch.nn.functional.softplus(a)
+
+    omega, x = Mixture(torch.tensor(0.3, dtype=F64)), normal(N, S)
+    torch.nn.utils.parametrize.register_parametrization(omega, "w", Soft())
+    layer = regmax.RegularizedMax(omega)
+    torch._dynamo.reset()
+    found = []
+    for f in (torch.compile(layer, fullgraph=True, backend="aot_eager"), layer):
+        y = f(x)
+        found.append((y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-9)
+
+
 def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"omega must be a regmax\.Regularizer; got str"):
         Learnable("entmax")
