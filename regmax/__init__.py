@@ -72,9 +72,9 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import lazily: :mod:`regmax.analysis`, :mod:`regmax.losses`, the cross-check, and the losses
-    by name, such as ``regmax.SparsemaxLoss``."""
-    if name in ("analysis", "losses", "nn"):
+    """Import lazily: chapters that ``import regmax`` leaves out, the cross-check, and the losses by
+    name, such as ``regmax.SparsemaxLoss``."""
+    if name in ("analysis", "integrations", "losses", "nn", "plots", "testing"):
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LATER or name.endswith("Loss"):
         module = importlib.import_module(f"{__name__}.{_LATER.get(name, 'losses')}")

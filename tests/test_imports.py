@@ -1,6 +1,8 @@
 """Rules of the source: imports point one way, and a tensor names its device."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,12 @@ def test_imports_point_down(module):
             assert module == "cli.__init__", f"{module} imports regmax itself"  # the version
         elif other.split(".")[0] != chapter:
             assert floor_of(other) < floor_of(module), f"{module} imports {other}"
+
+
+def test_import_regmax_gives_every_chapter():
+    names = sorted({name for names in CHAPTERS for name in names} - {"cli"})
+    code = f"import regmax; [getattr(regmax, name) for name in {names}]"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def cycles():

@@ -16,7 +16,7 @@ from ..nn.layer import RegularizedMax
 from ..nn.layer_jacobian import Jacobian
 from ..regularizers import display
 from ..regularizers.registry import suggestion
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, checked
 from .weights import group_count, groups, rows_of, support_size
 
 POINTS = 400
@@ -84,7 +84,8 @@ def path(
 def varied(omega: Regularizer, over: Any) -> list[str]:
     """The name or names in ``over``, by default all: γ and each hyperparameter. ValueError for
     what is no name."""
-    known = ["gamma", *dict.fromkeys(prefix + name for prefix, name, _ in omega.declared())]
+    declared = checked(omega).declared()
+    known = ["gamma", *dict.fromkeys(prefix + name for prefix, name, _ in declared)]
     several = isinstance(over, list | tuple | Mapping)
     names = known if over is None else list(dict.fromkeys(over if several else [over]))
     unknown = [name for name in names if name not in known]

@@ -167,7 +167,8 @@ class _Made:
     cls: type[Any]
     name: str
 
-    def __call__(self, **hyper: Any) -> Any:
+    def __call__(self, *given: Any, **hyper: Any) -> Any:
+        serialize.refuse_unnamed(self.name, given)
         kind = "penalty" if issubclass(self.cls, Penalty) else "regularizer"
         return instance(self.cls, kind, self.name, hyper)
 

@@ -156,7 +156,7 @@ class Transport(Domain):
             at = first(bad.squeeze(-1))
             raise ValueError(
                 "domain: the rows and the columns of a plan must have the same total; got rows = "
-                f"{totals[0][at].item():g} and columns = {totals[1][at].item():g}"
+                f"{totals[0][at].item():.12g} and columns = {totals[1][at].item():.12g}"
                 + (f" in plan {at}" if at else "")
             )
         return Plans(rows, columns * (totals[0] / totals[1]), on)

@@ -80,7 +80,7 @@ def text_of(
     elif settings.solver == "auto" and not settings.certify and has_formula(omega):
         text, names = of_form(form)
     elif settings.solver == "auto" and not settings.certify and domain is None:
-        text, names = _of_value(omega, *_numbers(omega))
+        text, names = _of_value(omega, tuple(given), *_numbers(omega))
     else:
         return "", []
     return text, [given[k] if k in given else identity.attribute(omega, k) for k in names]
@@ -108,8 +108,10 @@ def _of_object(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
 
 
 @_constant
-def _of_value(omega: Regularizer, *_: Any) -> tuple[str, list[str]]:
-    """The text of what a value is; the further arguments are what it was read with."""
+def _of_value(omega: Regularizer, given: tuple[str, ...], *_: Any) -> tuple[str, list[str]]:
+    """The text of what a value is; ``given``: the numbers in it that are arguments. The further
+    arguments are what it was read with."""
+    omega = omega.with_tensors({name: torch.ones((), device="cpu") for name in given})
     try:
         found = read(omega)
     except TypeError:

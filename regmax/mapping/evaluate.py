@@ -225,12 +225,14 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
     try:
         with transforms.full_precision(rows.x.device.type):
             return _argmax(rows, settings)
-    except RuntimeError as error:
+    except (RuntimeError, RegularizerError) as error:
         omega = rows.omega
         parts: list[Any] = [*omega.leaves()]
         if isinstance(omega, Penalized):
             parts = [*omega.base.leaves(), omega.penalty]
-        arguments.refuse_length(parts, rows.x, rows.dim, error)
+        arguments.refuse_columns(parts, rows.x, error)
+        if isinstance(error, RuntimeError):
+            arguments.refuse_length(parts, rows.x, rows.dim, error)
         raise
 
 

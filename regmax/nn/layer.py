@@ -26,9 +26,9 @@ from ..regularizers.curvature import Curvature
 from ..regularizers.display import Lines
 from ..regularizers.identity import unscaled
 from ..regularizers.penalty import Penalized, smooth_part, structured, who
-from ..regularizers.printing import brief, called, short, unusual
+from ..regularizers.printing import called, short, unusual
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, checked
 from ..solvers import Solver
 from .layer_jacobian import Jacobian
 
@@ -75,11 +75,6 @@ class RegularizedMax(nn.Module):
         certify: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(omega, Regularizer):
-            raise TypeError(
-                f"omega must be a regmax.Regularizer; got {type(omega).__name__} {brief(omega)} "
-                "(regmax.regularizer(name) makes one by name; a Learnable is for attention)"
-            )
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise TypeError(f"dim must be an int; got {dim!r}")
         if not isinstance(solver, str | Solver):
@@ -95,7 +90,7 @@ class RegularizedMax(nn.Module):
         if on_failure not in ("warn", "raise", "ignore"):
             raise ValueError(f'on_failure must be "warn", "raise" or "ignore"; got {on_failure!r}')
         self.domain = domains.given(domain)
-        self.omega = omega
+        self.omega = checked(omega)
         self.gamma = hyperparameter("gamma", gamma, *POSITIVE)
         self.dim = dim
         if not isinstance(certify, bool):

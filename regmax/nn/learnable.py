@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..mapping.rows import HALF
 from ..regularizers.printing import brief, called, unusual
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, checked
 
 
 def check_numbers(**numbers: Any) -> None:
@@ -113,10 +113,7 @@ class Learnable(nn.Module):
 
     def __init__(self, omega: Regularizer, **hyperparameters: nn.Module) -> None:
         super().__init__()
-        if not isinstance(omega, Regularizer):
-            raise TypeError(
-                f"omega must be a regmax.Regularizer; got {type(omega).__name__} {brief(omega)}"
-            )
+        checked(omega)
         known = {prefix + name for prefix, name, _ in omega.declared()} | set(omega.tensors(True))
         for name, module in hyperparameters.items():
             if name not in known:
@@ -127,7 +124,7 @@ class Learnable(nn.Module):
             if not isinstance(module, nn.Module):
                 raise TypeError(
                     f"{name} must be a module that computes it, such as regmax.nn.Between(1, 2); "
-                    f"got {type(module).__name__} {module!r}"
+                    f"got {type(module).__name__} {brief(module)}"
                 )
         self.base = omega
         self.names = tuple(hyperparameters)

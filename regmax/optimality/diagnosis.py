@@ -5,6 +5,7 @@ The slope of a convex Ω along a segment never falls, and that of a differentiab
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -135,6 +136,18 @@ def _kinked(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | 
         if said is not None:
             return f"{said}; {_unsolved(problem)}"
     return None
+
+
+def bounded_kinks(problem: Problem) -> str | None:
+    """That the value has kinks, on a domain, where none are solved."""
+    with contextlib.suppress(TooMany), Kinks(None, None) as seen:
+        value_of(problem.omega, simplex.generic(problem.z), problem.mask)
+        if not seen.u:
+            return None
+    return (
+        "its value has kinks, which regmax solves on the simplex alone: smooth them, √(t² + 1e-6) "
+        "for |t|, or leave domain= out"
+    )
 
 
 def _unsolved(problem: Problem) -> str:

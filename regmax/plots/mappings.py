@@ -13,7 +13,7 @@ from ..analysis.hyperparameters import varied
 from ..domains import Domain
 from ..kernels.simplex import project
 from ..nn.layer import RegularizedMax
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, checked
 from .style import (
     FAINT,
     INK,
@@ -163,7 +163,8 @@ def mapping(
     ``x``: scores of shape (d,), −inf for a masked one; default :func:`example`. ``name``: the name
     of Π_Ω in the figure. ``domain``: as for :class:`regmax.RegularizedMax`, for the row alone.
     """
-    x = example(20 if omega.entries is None else omega.entries) if x is None else _one_row(x)
+    d = checked(omega).entries
+    x = example(20 if d is None else d) if x is None else _one_row(x)
     name = _on_domain(name or label(omega), domain)
     pairs = domain is None and takes(omega, 2)
     rows = _compared(omega, x, gamma, name, domain)
@@ -279,8 +280,8 @@ def path(
     to draw in; by default a new one. Raises ValueError for an unknown name, for a value out of
     range, and for x that is not one row.
     """
-    x = default_row(omega) if x is None else _one_row(x)
     names = varied(omega, over)
+    x = default_row(omega) if x is None else _one_row(x)
     if values is not None and len(names) > 1:
         raise ValueError(f"values go with one name in over; got {', '.join(names)}")
     columns = min(3, len(names))
@@ -359,7 +360,7 @@ def overview(omega: Regularizer, gamma: float = 1.0, name: str = "") -> Any:
     name of Π_Ω in the figure.
     """
     parts = {}
-    if takes(omega, 2):
+    if takes(checked(omega), 2):
         parts["curves"] = 3.0
     if takes(omega, 3):
         parts["three"] = 3.5

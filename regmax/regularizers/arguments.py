@@ -84,6 +84,22 @@ def refuse_length(parts: Iterable[Any], x: Tensor, dim: int, error: RuntimeError
                 ) from None
 
 
+def refuse_columns(parts: Iterable[Any], x: Tensor, error: Exception) -> None:
+    """Raise ValueError if the value of a part takes a hyperparameter of each row, (*batch, 1), for
+    a number of the row, (*batch)."""
+    d, batch = x.shape[-1], tuple(x.shape[:-1])
+    for part in parts:
+        each = part.per_row_tensors() if hasattr(part, "per_row_tensors") else {}
+        one = {key: torch.ones_like(t.reshape(-1)[0]) for key, t in each.items() if t.numel()}
+        if one and not _takes(part, x, d, batch) and _takes(part.with_tensors(one), x, d, batch):
+            key = next(iter(one))
+            raise ValueError(
+                f"{type(part).__name__}.value(y): self.{key} has the shape of y with size 1 in its "
+                f"last dimension ({error}). A term of one number per row takes "
+                f"self.per_row({key!r})"
+            ) from None
+
+
 def _takes(part: Any, x: Tensor, n: int, batch: tuple[int, ...] = (1,)) -> bool:
     """Whether the value of a part can be computed for rows of n entries."""
     try:

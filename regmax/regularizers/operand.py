@@ -49,6 +49,8 @@ class Operand(nn.Module):
         if name in self._methods and (not callable(item) or isinstance(item, nn.Module)):
             _refuse_hiding(type(self), name)
         super().__setattr__(name, item)
+        if name == "__class__":  # by torch.nn.utils.parametrize
+            _ = item.arguments  # looked up here, as in __new__
 
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script calls first, also for a layer that holds Ω."""
@@ -68,6 +70,13 @@ class Operand(nn.Module):
 
     def __init__(self) -> None:
         """Does nothing: ``__new__`` initialised the module."""
+
+    def forward(self, *_: Any) -> Any:
+        """Refused: Ω(x) could mean Ω or Π_Ω."""
+        raise TypeError(
+            f"{type(self).__name__} is not called: RegularizedMax(omega)(x) is Π_Ω(x), and "
+            "omega.value(y) is Ω(y)"
+        )
 
     def extra_repr(self) -> str:
         """``lam=0.1``: the arguments that recreate this object. Default: the arguments that are

@@ -18,6 +18,7 @@ from .autodiff import by_autograd
 from .curvature import Curvature
 from .errors import RegularizerError
 from .operand import Operand
+from .printing import brief
 
 
 class Regularizer(Operand):
@@ -48,8 +49,9 @@ class Regularizer(Operand):
     permutation_invariant: whether Ω(Py) = Ω(y) for every permutation P.
     separable: whether Ω(y) = Σ g_i(y_i); None: regmax tests it.
     ignores_zeros: whether Ω(y) depends only on the positive entries of y, in any order.
-    highest: the largest y_i at which Ω is finite, where that is not +inf. On every domain no entry
-        is above it, and ``strong_convexity`` then holds wherever Ω is finite.
+    highest: the largest y_i at which Ω is finite, where that is not +inf; below 1 it is for
+        ``domain=`` alone. On every domain no entry is above it, and ``strong_convexity`` then holds
+        wherever Ω is finite.
     steep: for :meth:`inverse`, whether the curvature is 0 at 0 (a bool, or one for each row).
     written: set by regmax where Σy is not fixed, and for max_Ω where Σy need not be 1: Ω is then
         what its formula says, also where a multiple of Σy − 1 would change nothing on the simplex.
@@ -286,6 +288,17 @@ def like(found: Any, y: Tensor, who: str) -> Tensor:
             f"{tuple(found.shape)}, {found.dtype}"
         )
     return found
+
+
+def checked(omega: Any) -> Regularizer:
+    """``omega``; a TypeError if it is no regularizer."""
+    if not isinstance(omega, Regularizer):
+        raise TypeError(
+            f"omega must be a regmax.Regularizer; got {type(omega).__name__} {brief(omega)} "
+            "(regmax.regularizer(name) makes one by name; a Learnable is for attention, and "
+            "omega() is its present Ω)"
+        )
+    return omega
 
 
 def checked_value(omega: Regularizer, y: Tensor, name: str | None = None) -> Tensor:

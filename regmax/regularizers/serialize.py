@@ -159,9 +159,14 @@ def offered(first: str, name: str, /, *given: Any, **hyper: Any) -> Any:
     kind, cls = one
     if kind == "mapping":
         kind, hyper = "regularizer", {**cls.presets.get(name.rpartition(".")[2], {}), **hyper}
+    refuse_unnamed(name, given)
+    return instance(cls, kind, name, hyper)
+
+
+def refuse_unnamed(name: str, given: tuple[Any, ...]) -> None:
+    """TypeError for arguments without a name."""
     if given:
         raise TypeError(f"{name} takes its arguments by name: {name}(key=value, ...)")
-    return instance(cls, kind, name, hyper)
 
 
 # -- recorded graphs -------------------------------------------------------------------------------

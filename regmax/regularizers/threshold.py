@@ -41,6 +41,11 @@ class Separable(Entries):
 
     def slope(self, y: Tensor) -> Tensor:
         slope: Tensor = self._omega.grad(y)
+        wrong = slope.isnan() & (y > 0)
+        if transforms.may_look(wrong) and bool(wrong.any()):
+            # by autograd that at the largest y may be 0/0
+            inside = y * (1 - torch.finfo(y.dtype).eps)
+            slope = torch.where(wrong, self._omega.grad(inside), slope)
         return slope
 
     def inverse(self, u: Tensor) -> Tensor:

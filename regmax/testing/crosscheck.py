@@ -28,7 +28,7 @@ from ..optimality.projected import product as projected_product
 from ..regularizers import arguments
 from ..regularizers.penalty import penalty_of, smooth_part
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer, per_row
+from ..regularizers.regularizer import Regularizer, checked, per_row
 from ..solvers import polish
 from .backends.base import Answer, Backend, Task
 from .backends.generic import definition, own_answer
@@ -58,11 +58,7 @@ def crosscheck(
     ``report.skipped`` lists the backends that cannot take Ω, and those whose packages are not
     installed; for the latter there is a warning.
     """
-    if not isinstance(omega, Regularizer):
-        raise TypeError(
-            f"omega must be a regmax.Regularizer; got {type(omega).__name__} {omega!r} "
-            "(regmax.regularizer(name) makes one by name)"
-        )
+    checked(omega)
     if isinstance(against, str):
         against = (against,)
     if not isinstance(against, Sequence) or not all(isinstance(name, str) for name in against):
@@ -92,7 +88,7 @@ def crosscheck(
     for backend in backends:
         reason = backend.unsuitable(rows.omega)
         if rows.bounds is not None and not backend.domains:
-            reason = "it takes the simplex alone"
+            reason = "it takes the simplex alone; cvxpy takes domains"
         if reason is None:
             try:
                 answers += backend.answers(task)

@@ -114,13 +114,14 @@ def blend(y: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def differences(s: Subject, case: Case, what: str, look: str) -> Iterator[dict[str, Any]]:
-    """The step and the tolerances of differences of a solver's answer, or of a closed form; around
+    """The step and the tolerances of differences of answers with this bound on their error; around
     what compares them with ``what``."""
     step, error = 1e-5, 1e-6
     if not s.has_formula:
         bound = s.bound(s.pi(case.x, case.gamma, case.mask), case.x, case.gamma, case.mask)
-        step = 1e-4
-        error += 4 * min(worst(bound), 1e-7) / step
+        noise = min(worst(bound), 1e-7)
+        step = 1e-5 if noise <= 1e-12 else 1e-4
+        error += 4 * noise / step
     size = (1 + worst(jacobian(s, case))) / min(case.gamma, 1.0)
     try:
         yield {"eps": step, "atol": error * size, "rtol": error, "check_undefined_grad": False}

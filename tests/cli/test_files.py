@@ -98,6 +98,7 @@ class TestNames:
             ("mine.py", "mine.py: which of its regularizers? mine.py has Elastic, Priced, Ours"),
             ("mine.py:", "which of its regularizers? mine.py has Elastic, Priced, Ours, ready"),
             ("mine.py:Priced(w='none.npy')", "none.npy: no such file"),
+            ("mine.py:Elastic(2.0)", "Elastic takes its arguments by name: Elastic("),
             ("broken.py:Elastic", "broken.py:Elastic: invalid syntax"),
             ("raises.py:Elastic", "raises.py:Elastic: a fault of the file"),
         ],

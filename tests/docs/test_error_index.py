@@ -31,6 +31,7 @@ REASONS = {
     "_not_bent",
     "_jump",
     "_unsolved",
+    "bounded_kinks",
     "_flat",
     "gathers",  # what happens to rows on several devices
     "run_checks",  # what its AssertionError lists

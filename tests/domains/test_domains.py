@@ -7,7 +7,7 @@ import torch
 from mapping_checks import normal
 
 import regmax
-from regmax import AtMost, Box, RegularizedMax, Simplex, Transport
+from regmax import AtMost, Box, ConvergenceWarning, RegularizedMax, Simplex, Transport
 from regmax.optimality.certificates import certify
 from regmax.optimality.problem import Problem
 from regmax.testing.backends.generic import definition
@@ -88,7 +88,7 @@ def test_answers_and_maxima_are_those_of_a_conic_solver(name, domain):
         x = normal(3, 6, seed=int(10 * scale), scale=scale)
         report = regmax.crosscheck(omega, x, against, gamma=0.8, mask=mask, domain=d)
         assert report.ok, report
-        assert report.skipped == ["cvxpylayers: it takes the simplex alone"]
+        assert report.skipped == ["cvxpylayers: it takes the simplex alone; cvxpy takes domains"]
         y = cvxpy.Variable(6)
         y.value = layer(x)[0].numpy()
         best = (x[0].numpy() @ y.value) - 0.8 * omega.as_cvxpy(y).value
@@ -195,6 +195,34 @@ def test_what_takes_no_domain_refuses_it():
         RegularizedMax(OMEGAS["gini"](), solver="fista", domain=Box())(x)
     with pytest.raises(TypeError, match="domain must be"):
         RegularizedMax(OMEGAS["gini"](), domain="box")
+
+
+def test_a_slope_that_autograd_does_not_find_at_the_largest_y():
+    class Half(regmax.Regularizer):
+        """Σ y log y + (½ − y) log(½ − y), whose slope at ½ is 0/0 by autograd."""
+
+        separable, highest = True, 0.5
+
+        def value(self, y):
+            return (y * y.log() + (0.5 - y) * (0.5 - y).log()).sum(-1)
+
+        def inverse(self, u):
+            return 0.5 * u.sigmoid()
+
+    x = normal(16, 8, seed=4)
+    solution = RegularizedMax(Half(), domain=Simplex(2.0)).solve(x)
+    assert (solution.error_bound < 1e-13).all()
+    assert torch.allclose(solution.y.sum(-1), torch.tensor(2.0, dtype=F64), rtol=0, atol=1e-14)
+
+
+def test_kinks_of_a_value_are_named():
+    class Hinge(regmax.Regularizer):
+        def value(self, y):
+            return y.square().sum(-1) / 2 + y.diff().relu().sum(-1)
+
+    layer = RegularizedMax(Hinge(), domain=Simplex(2.0, upper=1.0), max_iter=20)
+    with pytest.warns(ConvergenceWarning, match="Hinge: its value has kinks, .* the simplex alone"):
+        layer(normal(8, 6, seed=3))
 
 
 def test_bounds_are_parameters_of_the_layer():

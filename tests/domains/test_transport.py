@@ -245,6 +245,7 @@ def test_wrong_arguments_name_themselves():
     x, omega = normal(2, 3, 4, seed=20), regmax.regularizer("gini")
     cases = [
         (Transport(1.0, 1.0), {}, "same total; got rows = 3 and columns = 4 in plan"),
+        (Transport(1.0, 0.75000001), {}, "rows = 3 and columns = 3.00000004 in plan"),
         (Transport(torch.ones(4)), {}, "rows must broadcast to x with size 1 along dim=2"),
         (Transport(1.0, torch.ones(3, 1)), {}, "columns must broadcast to x with size 1"),
         (Transport(across=-1), {}, "must be another dimension"),

@@ -104,6 +104,61 @@ def test_compiled():
     torch.testing.assert_close(*gradients, **EXACT)
 
 
+def test_compiled_by_its_value():
+    """A number of the user's own Ω that learns is no constant of the graph."""
+
+    class Mixture(regmax.Regularizer):
+        hyperparameters = ("w",)
+
+        def __init__(self, w=0.5):
+            self.w = w
+
+        def value(self, y):
+            w = self.per_row("w")
+            return w * y.pow(1.5).sum(-1) + (1 - w) * y.square().sum(-1)
+
+    class Slip(Mixture):
+        def value(self, y):
+            return self.w * y.pow(1.5).sum(-1) + (1 - self.w) * y.square().sum(-1)
+
+    for batch in ((2, 3), (3, 3), (3,)):
+        with pytest.raises(ValueError, match=r"Slip\.value\(y\): self\.w .* self\.per_row\('w'\)"):
+            regmax.RegularizedMax(Slip(torch.full((batch[-1], 1), 0.5)))(normal(*batch, S))
+    layer, x = layer_of(Learnable(Mixture(), w=Between(0, 1, (H, 1, 1))).double()), normal(N, S, E)
+    layer.omega.learned["w"].a.data += torch.tensor([1.0, -2.0]).view(H, 1, 1)
+    torch._dynamo.reset()
+    found = []
+    for f in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        out, _ = f(x, x, x)
+        found.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-9)
+
+
+def test_parametrized_and_compiled():
+    """torch.nn.utils.parametrize gives Ω a class of its own, which Dynamo meets first."""
+
+    class Mixture(regmax.Regularizer):
+        def __init__(self, w):
+            self.w = torch.nn.Parameter(w)
+
+        def value(self, y):
+            return self.w * y.pow(1.5).sum(-1) + y.square().sum(-1)
+
+    class Soft(torch.nn.Module):
+        def forward(self, a):
+            return torch.nn.functional.softplus(a)
+
+    omega, x = Mixture(torch.tensor(0.3, dtype=F64)), normal(N, S)
+    torch.nn.utils.parametrize.register_parametrization(omega, "w", Soft())
+    layer = regmax.RegularizedMax(omega)
+    torch._dynamo.reset()
+    found = []
+    for f in (torch.compile(layer, fullgraph=True, backend="aot_eager"), layer):
+        y = f(x)
+        found.append((y, *torch.autograd.grad(y.square().sum(), list(layer.parameters()))))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-9)
+
+
 def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"omega must be a regmax\.Regularizer; got str"):
         Learnable("entmax")

@@ -106,6 +106,19 @@ def test_a_penalty_is_a_claim():
     assert not mine & set(names(regmax.regularizer("gini")))
 
 
+def test_differences_are_no_coarser_than_the_answers():
+    class Mixture(regmax.Regularizer):
+        """The fourth derivative of y in γ is −1,400 where an entry is small."""
+
+        def __init__(self):
+            self.w = torch.nn.Parameter(torch.tensor(0.449))
+
+        def value(self, y):
+            return (self.w * y**1.5 / 0.75 + (1 - self.w) * y.square() / 2).sum(-1)
+
+    check_named(Mixture(), "check_double_backward")(Mixture())
+
+
 def test_what_is_no_omega_is_refused():
     for wrong in (Right, "gini", None):
         with pytest.raises(TypeError, match=r"must be an instance of regmax.Regularizer"):

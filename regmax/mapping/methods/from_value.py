@@ -154,6 +154,8 @@ def why_none(rows: Rows, settings: Settings) -> str | None:
     """Why no kernel is made of the value of Ω, where that was tried."""
     key = _key(rows, settings)[0]
     found = METHODS.get(key) if key is not None else None
+    if isinstance(found, int):
+        return "no kernel is made of its value: no answer of the solver on the simplex confirms one"
     return found if isinstance(found, str) else None
 
 

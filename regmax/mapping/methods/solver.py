@@ -12,7 +12,7 @@ from torch import Tensor
 from ...domains import Bounded, Projected
 from ...kernels import decisions, simplex, transforms
 from ...optimality.certificates import Certificate, certify
-from ...optimality.diagnosis import Defect, diagnose
+from ...optimality.diagnosis import Defect, bounded_kinks, diagnose
 from ...optimality.premises import check_convex, check_start, contradicted, refuted, unsteady
 from ...optimality.problem import Problem
 from ...optimality.solution import Trace
@@ -339,6 +339,9 @@ def _report_failure(
         f"{worst:.2g}, gap {gap:.2g})"
     )
     omega = found.at.problem.omega
+    if found.at.problem.bounds is not None:
+        said = bounded_kinks(found.at.problem)
+        defect = None if said is None else Defect(said, broken=False)
     known = isinstance(omega, Penalized) or omega.separable or omega.declares("closed_form")
     if defect is None and found.at.problem.eps > torch.finfo(found.y.dtype).eps:
         message += ". value computes in float32: take float64 there, or raise tol"
