@@ -6,12 +6,11 @@ import dataclasses
 import importlib.util
 import platform
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import python
 
 from benchmarks import __main__ as command
 from benchmarks import first, inputs, learning, own, page, peers, plan, sections
@@ -113,10 +112,7 @@ for _ in range(2):
     forward, both = memory.peak(step, "cpu")
     assert 0.9 < forward < 1.2 and 1.8 < both < 2.2, (forward, both)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python(program, cwd=ROOT)
 
 
 @pytest.mark.parametrize("name", own.OWN)

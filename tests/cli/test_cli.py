@@ -78,22 +78,10 @@ def planted(monkeypatch):
 
 
 class TestMain:
-    def test_no_command_is_a_usage_error(self, capsys):
-        with pytest.raises(SystemExit) as stop:
-            main([])
-        assert stop.value.code == 2
-        assert "COMMAND" in capsys.readouterr().err
-
-    def test_unknown_command_names_the_commands(self, capsys):
-        with pytest.raises(SystemExit) as stop:
-            main(["nonsense"])
-        assert stop.value.code == 2
-        message = capsys.readouterr().err
-        assert all(name in message for name in ("list", "validate", "demo"))
-
     @pytest.mark.parametrize(
         ("argv", "said"),
         [
+            ([], "COMMAND"),
             (["lst"], "unknown choice 'lst' (did you mean 'list'?); accepted: list, validate"),
             (["plot", "gini", "--kid", "path"], "unknown option '--kid' (did you mean '--kind'?)"),
             (["plot", "gini", "--kind", "pat"], "unknown choice 'pat' (did you mean 'path'?)"),
@@ -149,8 +137,6 @@ class TestList:
             assert f"regmax {regmax.__version__}" in line
         (line,) = [ln for ln in part.splitlines() if ln.startswith("  owl ")]
         assert "weights" in line
-
-    def test_solvers_and_backends(self, capsys):
         main(["list"])
         out = capsys.readouterr().out
         for name in [*registry().names("solver"), *registry().names("backend")]:
@@ -343,7 +329,7 @@ class TestValidateRefuses:
         assert "larger than" in refused(capsys, "validate", "gini", "--scores", str(path))
 
     @pytest.mark.parametrize(
-        ("array", "words"),
+        ("content", "words"),
         [
             (np.float64(3.0), "single number"),
             (np.zeros((3, 0)), "no scores"),
@@ -351,53 +337,33 @@ class TestValidateRefuses:
             (np.array([[1.0, 2.0], [1.0, np.inf]]), "+inf in row 1"),
             (np.full((1, 2), -np.inf), "no finite score in row 0"),
             (np.array(["a"]), "real numbers"),
-        ],
-    )
-    def test_arrays(self, array, words, tmp_path, capsys):
-        path = tmp_path / "x.npy"
-        np.save(path, array)
-        assert words in refused(capsys, "validate", "gini", "--scores", str(path))
-
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [
             ("", "no scores"),
             ("a,b\n1,2\n", "line 1, column 1: 'a' is not a number"),
             ("1,2\n3\n", "line 2 has 1 columns, the first row 2"),
             ("1,2\n3,\n", "line 2, column 2: '' is not a number"),
-        ],
-    )
-    def test_csv(self, text, words, tmp_path, capsys):
-        path = tmp_path / "x.csv"
-        path.write_text(text)
-        assert words in refused(capsys, "validate", "gini", "--scores", str(path))
-
-    @pytest.mark.parametrize("suffix", [".npy", ".pt", ".csv"])
-    def test_bytes_that_are_no_such_file(self, suffix, tmp_path, capsys):
-        path = tmp_path / f"x{suffix}"
-        path.write_bytes(b"\x93\xff\x00nonsense")
-        assert "not a readable" in refused(capsys, "validate", "gini", "--scores", str(path))
-
-    @pytest.mark.parametrize(
-        ("content", "words"),
-        [
-            (lambda: {"x": torch.zeros(2)}, "found dict"),
-            (lambda: torch.zeros(2, dtype=torch.complex64), "complex64"),
-            (lambda: torch.eye(2).to_sparse(), "torch.sparse_coo"),
-            (lambda: torch.eye(2, device="meta"), "meta"),
+            ({"x": torch.zeros(2)}, "found dict"),
+            (torch.zeros(2, dtype=torch.complex64), "complex64"),
+            (torch.eye(2).to_sparse(), "torch.sparse_coo"),
+            (torch.eye(2, device="meta"), "meta"),
             (lambda: torch.nested.nested_tensor([torch.eye(2)], layout=torch.jagged), "nested"),
+            (Path("anything"), "not a readable"),  # it would run code
+            *((suffix, "not a readable") for suffix in (".npy", ".pt", ".csv")),
         ],
     )
     @pytest.mark.filterwarnings("ignore:(Sparse CSR|The PyTorch API of nested)")
-    def test_pt(self, content, words, tmp_path, capsys):
-        path = tmp_path / "x.pt"
-        torch.save(content(), path)
+    def test_files(self, content, words, tmp_path, capsys):
+        kinds = {np.ndarray: ".npy", np.float64: ".npy", str: ".csv"}
+        path = tmp_path / f"x{kinds.get(type(content), '.pt')}"
+        if isinstance(content, str) and content in scores.SUFFIXES:
+            path = path.with_suffix(content)
+            path.write_bytes(b"\x93\xff\x00nonsense")
+        elif path.suffix == ".npy":
+            np.save(path, content)
+        elif path.suffix == ".csv":
+            path.write_text(content)
+        else:
+            torch.save(content() if callable(content) else content, path)
         assert words in refused(capsys, "validate", "gini", "--scores", str(path))
-
-    def test_pt_that_would_run_code(self, tmp_path, capsys):
-        path = tmp_path / "x.pt"
-        torch.save(Path("anything"), path)
-        assert "not a readable" in refused(capsys, "validate", "gini", "--scores", str(path))
 
 
 class Exits(regmax.Regularizer):

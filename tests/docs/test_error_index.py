@@ -155,30 +155,3 @@ def test_entries_name_the_classes_that_are_raised():
     code = messages()
     for spans, kinds in entries():
         assert kinds == set().union(*(code[text] for text in spans)), spans
-
-
-def test_a_new_message_would_be_found():
-    """The walk sees what is raised, returned to be raised, warned and handed on."""
-    source = """
-def f(x):
-    accepted = "a or b"
-    raise ValueError(f"x must be {accepted}; got {x!r}" f"{x}")
-
-def g():
-    return TypeError("plain")
-
-def unsuitable(self):
-    warnings.warn("slow", RuntimeWarning, stacklevel=2)
-    return f"{self} is not separable" if x else None
-
-def h(error):
-    raise type(error)(f"{error}, before") from None
-"""
-    found = [(kind, plain(text)) for kind, text in texts(ast.parse(source), {})]
-    assert [item for item in found if item[1] != "…"] == [
-        ("ValueError", "x must be a or b; got …"),
-        ("TypeError", "plain"),
-        ("RuntimeWarning", "slow"),
-        ("reason", "… is not separable"),
-        ("TypeError, ValueError", "…, before"),
-    ]

@@ -1,9 +1,11 @@
 """The kernel between bounds against PyTorch, in float64."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-from omegas import Cubic
+from omegas import omega_of
 
 import regmax
 from regmax import AtMost, Box, RegularizedMax, Simplex, kernels
@@ -23,6 +25,9 @@ OMEGAS = {
         "tsallis", alpha=torch.tensor([[0.9], [1.0], [1.2], [1.5], [2.0]], dtype=F64)
     ),
 }
+
+
+SUMS = ("a small cap", "subsets", "large subsets", "between", "by row")
 
 
 def bounds(kind, rows, d, dtype):
@@ -65,19 +70,7 @@ def test_caps_that_almost_add_up_on_the_upper_levels_of_scores(name, each):
             torch.testing.assert_close(small, expected, rtol=0, atol=3e-7 * full)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "a small cap",
-        "subsets",
-        "large subsets",
-        "from below",
-        "a total",
-        "caps",
-        "between",
-        "by row",
-    ],
-)
+@pytest.mark.parametrize("kind", [*SUMS, "from below", "a total", "caps"])
 @pytest.mark.parametrize("name", OMEGAS)
 def test_it_agrees_with_pytorch(name, kind):
     rows, omega = 5, OMEGAS[name]()
@@ -168,114 +161,31 @@ def test_dim_mask_half_precision_and_rows_without_an_answer():
 # -- an Ω by its value -------------------------------------------------------------------------
 
 
-class CubicInverse(Cubic):
-    def inverse(self, u):
-        return (1 + 2 * u.clamp_min(0)).sqrt() - 1
-
-
-class Root(regmax.Regularizer):
-    def value(self, y):
-        return (y.pow(1.5) / 1.5 + y.square() / 2).sum(-1)
-
-
-class RootInverse(Root):
-    def inverse(self, u):
-        return (((1 + 4 * u.clamp_min(0)).sqrt() - 1) / 2).square()
-
-
-class Jensen(regmax.Regularizer):
-    def value(self, y):
-        return (torch.xlogy(y, y) - (1 + y) * (1 + y).log()).sum(-1)
-
-
-class JensenInverse(Jensen):
-    def grad(self, y):
-        return -torch.log1p(1 / y)
-
-    def curvature(self, y):
-        return Diagonal(1 / (y * (1 + y)))
-
-    def inverse(self, u):
-        return 1 / torch.expm1(u.clamp_max(0).abs())  # not −0
-
-
-class Weighted(regmax.Regularizer):
-    def __init__(self, w):
-        super().__init__()
-        self.w = torch.nn.Parameter(torch.tensor(w, dtype=F64))
-
-    def value(self, y):
-        return (y.square() / 2 + self.w * y.pow(3) / 6).sum(-1)
-
-
-class WeightedInverse(Weighted):
-    def grad(self, y):
-        return y + self.w * y.square() / 2
-
-    def inverse(self, u):
-        return ((1 + 2 * self.w * u.clamp_min(0)).sqrt() - 1) / self.w
+def known(value, inverse, grad=None, bend=None):
+    """The classes of Ω = Σ value(y) by its value alone, and with its inverse, ∇Ω and curvature."""
+    more = {"inverse": lambda self, u: inverse(u)}
+    if grad is not None:
+        more["grad"] = lambda self, y: grad(y)
+        more["curvature"] = lambda self, y: Diagonal(bend(y))
+    return [type(omega_of(lambda y: value(y).sum(-1), **m)) for m in ({}, more)]
 
 
 OWN = {
-    "cubic": (Cubic, CubicInverse),
-    "root": (Root, RootInverse),
-    "jensen": (Jensen, JensenInverse),
+    "cubic": known(
+        lambda y: y.square() / 2 + y.pow(3) / 6, lambda u: (1 + 2 * u.clamp_min(0)).sqrt() - 1
+    ),
+    "root": known(
+        lambda y: y.pow(1.5) / 1.5 + y.square() / 2,
+        lambda u: (((1 + 4 * u.clamp_min(0)).sqrt() - 1) / 2).square(),
+    ),
+    "jensen": known(
+        lambda y: torch.xlogy(y, y) - (1 + y) * (1 + y).log(),
+        lambda u: 1 / torch.expm1(u.clamp_max(0).abs()),  # not −0
+        lambda y: -torch.log1p(1 / y),
+        lambda y: 1 / (y * (1 + y)),
+    ),
 }
-
-
-@pytest.mark.parametrize("kind", ["a small cap", "subsets", "large subsets", "between", "by row"])
-@pytest.mark.parametrize("name", OWN)
-def test_an_omega_by_its_value_agrees_with_its_inverse_in_pytorch(name, kind):
-    rows, (own, closed) = 5, OWN[name]
-    for values, d in zip(VALUES, (3, 16, 17, 40, 100, 7, 33, 200) * 3, strict=False):
-        x = hard_values(values, rows, d, F64)
-        total, low, high = bounds(kind, rows, d, F64)
-        domain = Simplex(total, low, high)
-        solution = RegularizedMax(own(), 0.7, domain=domain, on_failure="ignore").solve(x)
-        with kernels.reference():
-            expected = RegularizedMax(closed(), gamma=0.7, domain=domain)(x)
-        off = (solution.y - expected).abs().amax(-1)
-        assert (off <= torch.where(solution.error_bound < 1e-8, 1e-12, solution.error_bound)).all()
-        if "scales" not in values:
-            assert (solution.error_bound < 1e-8).all()
-        if kind != "between":  # where some caps are above 1
-            assert solution.path.startswith("kernel from the value"), (values, d, solution)
-
-
-@pytest.mark.parametrize("name", OWN)
-def test_the_bound_of_such_an_answer_holds_for_points_beside_it(name, monkeypatch):
-    bound, given = NumbaKernel.between_bound, []
-    monkeypatch.setattr(NumbaKernel, "between_bound", lambda *t: given.append(t) or bound(*t))
-    for kind, d in (("a small cap", 40), ("subsets", 12), ("by row", 33)):
-        total, low, high = bounds(kind, 5, d, F64)
-        x = torch.randn(5, d, generator=torch.Generator().manual_seed(d), dtype=F64) * 3
-        best = RegularizedMax(OWN[name][0](), domain=Simplex(total, low, high))(x)
-        kernel, at, z, y, *limits = given[-1]
-        assert (bound(kernel, at, z, y, *limits) < 1e-11).all()
-        for size in (1e-12, 1e-9, 1e-6, 1e-3):
-            step = size * torch.randn(5, d, generator=torch.Generator().manual_seed(1), dtype=F64)
-            moved = torch.minimum(torch.maximum(y + step, limits[0]), limits[1])
-            moved = moved * limits[2] / moved.sum(-1, keepdim=True)
-            moved = torch.minimum(torch.maximum(moved, limits[0]), limits[1])
-            found = bound(kernel, at, z, moved, *limits)
-            assert (found >= 0.99 * (moved - best).norm(dim=-1)).all(), (kind, size, found)
-
-
-def test_an_omega_by_its_value_learns_and_takes_masks():
-    x = torch.randn(4, 9, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
-    mask = torch.ones(4, 9, 3, dtype=torch.bool)
-    mask[3, 4:] = False
-    found = []
-    for omega in (Weighted(0.8), WeightedInverse(0.8)):
-        given = x.clone().requires_grad_()
-        layer = RegularizedMax(omega, dim=1, domain=Simplex(1.5, upper=0.4))
-        y = layer(given, mask)
-        found.append((y, *torch.autograd.grad(y.sin().sum(), (given, omega.w))))
-    for one, other in zip(*found, strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-11)
-    assert (found[0][0][3, 4:] == 0).all()
-    half = layer(x.float().to(torch.bfloat16), mask)
-    assert half.dtype == torch.bfloat16
+Cubic, CubicInverse = OWN["cubic"]
 
 
 def test_scores_too_far_apart_for_a_solver_get_no_bound():
@@ -289,36 +199,16 @@ def test_scores_too_far_apart_for_a_solver_get_no_bound():
     assert own.y.tolist() == [[0.4, 0.4, own.y[0, 2].item(), 0.0]]
 
 
-# -- such an Ω without a fixed sum: its linear term counts ----------------------------------------
-
-
-class Tilted(regmax.Regularizer):
-    def value(self, y):
-        return (torch.xlogy(y, y) + 0.3 * y).sum(-1)
-
-
-class TiltedInverse(Tilted):
-    def grad(self, y):
-        return y.log() + 1.3
-
-    def curvature(self, y):
-        return Diagonal(1 / y)
-
-    def inverse(self, u):
-        return (u - 1.3).exp()
-
-
-class Power(regmax.Regularizer):
-    def value(self, y):
-        return (y.pow(1.5) / 1.5 - 0.2 * y).sum(-1)
-
-
-class PowerInverse(Power):
-    def inverse(self, u):
-        return (u + 0.2).clamp_min(0).square()
-
-
-FREE = OWN | {"tilted": (Tilted, TiltedInverse), "power": (Power, PowerInverse)}
+# its linear term counts where no sum is fixed
+FREE = OWN | {
+    "tilted": known(
+        lambda y: torch.xlogy(y, y) + 0.3 * y,
+        lambda u: (u - 1.3).exp(),
+        lambda y: y.log() + 1.3,
+        lambda y: 1 / y,
+    ),
+    "power": known(lambda y: y.pow(1.5) / 1.5 - 0.2 * y, lambda u: (u + 0.2).clamp_min(0).square()),
+}
 
 
 def free(kind, rows, d):
@@ -333,23 +223,26 @@ def free(kind, rows, d):
     }[kind]
 
 
+KINDS = ("box", "box of entries", "at most 1", "at most, capped", "at most by row", "slack")
+
+
 @pytest.mark.parametrize(
-    "kind",
-    ["box", "box of entries", "at most 1", "at most, capped", "at most by row", "slack"],
+    ("name", "kind"), [*itertools.product(OWN, SUMS), *itertools.product(FREE, KINDS)]
 )
-@pytest.mark.parametrize("name", FREE)
-def test_without_a_fixed_sum_it_agrees_with_its_inverse_in_pytorch(name, kind):
+def test_an_omega_by_its_value_agrees_with_its_inverse_in_pytorch(name, kind):
     rows, (own, closed) = 5, FREE[name]
     for values, d in zip(VALUES, (3, 16, 17, 40, 100, 7, 33, 200) * 3, strict=False):
-        x, domain = hard_values(values, rows, d, F64), free(kind, rows, d)
+        x = hard_values(values, rows, d, F64)
+        domain = Simplex(*bounds(kind, rows, d, F64)) if kind in SUMS else free(kind, rows, d)
         solution = RegularizedMax(own(), 0.7, domain=domain, on_failure="ignore").solve(x)
         with kernels.reference():
             expected = RegularizedMax(closed(), gamma=0.7, domain=domain)(x)
         off = (solution.y - expected).abs().amax(-1)
         assert (off <= torch.where(solution.error_bound < 1e-8, 1e-12, solution.error_bound)).all()
-        assert solution.path.startswith("kernel from the value"), (values, d, solution)
         if "scales" not in values:
             assert (solution.error_bound < 1e-8).all()
+        if kind != "between":  # where some caps are above 1
+            assert solution.path.startswith("kernel from the value"), (values, d, solution)
 
 
 @pytest.mark.parametrize("name", FREE)
@@ -386,19 +279,24 @@ def test_entries_next_to_0_and_at_bounds_are_exact(name):
 
 
 @pytest.mark.parametrize("name", FREE)
-def test_its_bound_holds_for_points_beside_it_too(name, monkeypatch):
+def test_the_bound_of_such_an_answer_holds_for_points_beside_it(name, monkeypatch):
     bound, given = NumbaKernel.between_bound, []
     monkeypatch.setattr(NumbaKernel, "between_bound", lambda *t: given.append(t) or bound(*t))
-    x = torch.randn(5, 30, generator=torch.Generator().manual_seed(3), dtype=F64)
-    best = RegularizedMax(FREE[name][0](), domain=Box(0.05, 0.8))(x)
-    kernel, at, z, y, low, high, total, on = given[-1]
-    assert total is None
-    assert (bound(*given[-1]) < 1e-12).all()
-    for size in (1e-12, 1e-9, 1e-6, 1e-3):
-        step = size * torch.randn(5, 30, generator=torch.Generator().manual_seed(1), dtype=F64)
-        moved = torch.minimum(torch.maximum(y + step, low), high)
-        found = bound(kernel, at, z, moved, low, high, None, on)
-        assert (found >= 0.99 * (moved - best).norm(dim=-1)).all(), (size, found)
+    for kind, d in (("a small cap", 40), ("subsets", 12), ("by row", 33), ("box", 30)):
+        domain = Box(0.05, 0.8) if kind == "box" else Simplex(*bounds(kind, 5, d, F64))
+        x = torch.randn(5, d, generator=torch.Generator().manual_seed(d), dtype=F64) * 3
+        best = RegularizedMax(FREE[name][0](), domain=domain)(x)
+        kernel, at, z, y, low, high, total, on = given[-1]
+        assert (total is None) == (kind == "box")
+        assert (bound(*given[-1]) < 1e-11).all()
+        for size in (1e-12, 1e-9, 1e-6, 1e-3):
+            step = size * torch.randn(5, d, generator=torch.Generator().manual_seed(1), dtype=F64)
+            moved = torch.minimum(torch.maximum(y + step, low), high)
+            if total is not None:
+                moved = moved * total / moved.sum(-1, keepdim=True)
+                moved = torch.minimum(torch.maximum(moved, low), high)
+            found = bound(kernel, at, z, moved, low, high, total, on)
+            assert (found >= 0.99 * (moved - best).norm(dim=-1)).all(), (kind, size, found)
 
 
 def test_a_sum_next_to_its_limit_is_certified():
@@ -413,26 +311,6 @@ def test_a_sum_next_to_its_limit_is_certified():
         assert (solution.y - expected).abs().max() < 1e-13, shift
         assert solution.path == "kernel from the value"
         assert solution.error_bound < 1e-8
-
-
-@pytest.mark.parametrize("kind", ["box", "at most"])
-def test_derivatives_without_a_fixed_sum(kind):
-    """In x, γ, θ, the bounds and k, against those of the Ω with an inverse."""
-    x = torch.randn(6, 12, generator=torch.Generator().manual_seed(4), dtype=F64)
-    mask = torch.ones(6, 12, dtype=torch.bool)
-    mask[1, 3:] = False
-    found = []
-    for omega in (Weighted(0.8), WeightedInverse(0.8)):
-        gamma, upper = torch.tensor(0.6, dtype=F64), torch.linspace(0.2, 0.9, 12, dtype=F64)
-        other = torch.full((12,), 0.1, dtype=F64) if kind == "box" else torch.tensor(2.0).double()
-        given = [t.clone().requires_grad_() for t in (x, gamma, upper, other)]
-        own, gamma, upper, other = given
-        domain = Box(other, upper) if kind == "box" else AtMost(other, upper)
-        y = RegularizedMax(omega, gamma=gamma, domain=domain)(own, mask)
-        found.append((y, *torch.autograd.grad(y.sin().sum(), (*given, omega.w))))
-    for one, other in zip(*found, strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-10)
-    assert all(bool(t.any()) for t in found[0])
 
 
 def test_bounds_above_1_are_for_the_solver():

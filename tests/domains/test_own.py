@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from omegas import omega_of
 
 import regmax
 from regmax.testing import check_domain
@@ -78,19 +79,12 @@ class Ball(regmax.Domain):
         return [cvxpy.norm(y - center) <= float(self.radius)]
 
 
-class Priced(regmax.Regularizer):
-    """By its value alone."""
-
-    def value(self, y):
-        return (torch.arange(1, y.shape[-1] + 1, dtype=y.dtype) * y.square()).sum(-1) / 2
-
-
 BALL = Ball(torch.full((5,), 0.4, dtype=F64), 0.3)
 CUT = Cut(A, 0.8)
 OMEGAS = {
     "gini": regmax.regularizer("gini"),
     "tsallis": regmax.regularizer("tsallis", alpha=1.5),
-    "value": Priced(),
+    "value": omega_of(lambda y: ((1 + torch.arange(y.shape[-1])) * y.square()).sum(-1) / 2),
 }
 
 
@@ -179,13 +173,10 @@ def test_losses_and_attention():
 
 
 def test_an_infinite_slope_in_some_entries_is_taken():
-    class Half(regmax.Regularizer):
-        def value(self, y):
-            return torch.xlogy(y, y)[..., :3].sum(-1) + y.square().sum(-1) / 2
-
+    half = omega_of(lambda y: torch.xlogy(y, y)[..., :3].sum(-1) + y.square().sum(-1) / 2)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, 5, generator=generator, dtype=F64) / 2
-    assert (regmax.RegularizedMax(Half(), domain=Cut(A, 10.0)).solve(x).error_bound < 1e-9).all()
+    assert (regmax.RegularizedMax(half, domain=Cut(A, 10.0)).solve(x).error_bound < 1e-9).all()
 
 
 def test_what_is_refused_is_named():

@@ -179,9 +179,3 @@ class Chromium:
         """Events that the page has yet to handle."""
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))")
         time.sleep(0.02)
-
-    def screenshot(self, file: Path) -> None:
-        import base64
-
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=False)
-        file.write_bytes(base64.b64decode(data["data"]))

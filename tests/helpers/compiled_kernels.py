@@ -8,6 +8,7 @@ In a process without Triton's interpreter: the launchers only note how kernels w
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ ATTENTION = (
 )
 
 
-def launches(run: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
-    """The launches of forward and of backward that ``run(noted)`` makes."""
+def launches(run: Callable[[], None]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """Those that ``run`` makes: kernel, arguments and options."""
     import triton
 
     from regmax.kernels.triton import rows
@@ -80,9 +81,8 @@ def launches(run: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, An
 
     triton.JITFunction.__getitem__ = note
     rows.interpreted = lambda: True  # tensors of the CPU will do
-    count = run(noted)
-    for i, launch in enumerate(noted):
-        yield ("forward" if i < count else "backward", *launch)
+    run()
+    return noted
 
 
 def compiled(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -162,8 +162,8 @@ def _resources(ptx: str) -> dict[str, int]:
     }  # fmt: skip
 
 
-def attention_launches(case: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Those of a line of ``ATTENTION``, with all gradients."""
+def attention(case: tuple[Any, ...]) -> None:
+    """A line of ``ATTENTION``, with all gradients."""
     import torch
 
     from regmax.kernels.base import Arrangement
@@ -191,13 +191,8 @@ def attention_launches(case: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     learnt = (not alpha for _ in theta)
     wants = (True, True, True, "learnt" in more, "sink" in more, not alpha, *learnt)
 
-    def run(noted: list[Any]) -> int:
-        out, kept = kernel.forward(how, True, *given)
-        count = len(noted)
-        kernel.backward(how, wants, out, kept, *given)
-        return count
-
-    return launches(run)
+    out, kept = kernel.forward(how, True, *given)
+    kernel.backward(how, wants, out, kept, *given)
 
 
 def _from_value(d: int) -> Any:
@@ -221,60 +216,54 @@ def _from_value(d: int) -> Any:
 def counts() -> dict[str, dict[str, Any]]:
     """The table: per launch, instructions, stores to shared memory and bytes of global memory of a
     thread for each of its entries, registers, bytes spilled, and seconds of compilation."""
-    import torch
 
     from regmax.kernels.from_value import triton_kernel  # noqa: F401  compiled, not interpreted
 
     table = {}
-    for mapping, dtype, d, number, masked in COUNTED:
-        x = torch.zeros(3, d, dtype=getattr(torch, dtype))
-        mask = torch.ones(3, d, dtype=torch.bool) if masked else None
-        value = torch.ones(3, dtype=torch.float64) if number is None else number
-        gamma, hyper = value if number is None else 1.0, number is None
-        theta = () if mapping in ("gini", "entropy") else (value,)
-        if mapping == "from_value":
-            kernel, theta = _from_value(d)
-            gamma = torch.ones(3, dtype=torch.float64)
-        else:
-            kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
 
-        def run(noted: list[Any]) -> int:
-            step = kernel.solve if mapping == "from_value" else kernel.forward  # noqa: B023
-            y, part = step(x, gamma, theta, mask)  # noqa: B023
-            count, parts = len(noted), () if mapping == "from_value" else (part,)  # noqa: B023
-            kernel.backward(y, x, gamma, theta, *parts, hyper)  # noqa: B023
-            return count
+    def add(name: str, run: Callable[[], None], tile: tuple[str, str] | None = None) -> None:
+        for launch in launches(run):
+            found = compiled(*launch)
+            size = _tile(found) if tile is None else found[tile[0]] * found[tile[1]]
+            table[f"{name} {found['kernel']}"] = _row(found, size)
 
+    for mapping, dtype, d, number, *epsilon, masked in (*COUNTED, *LOSSES):
         name = f"{mapping} {dtype} {d} {'tensor' if number is None else number}"
-        name += " mask" if masked else ""
-        for _, *launch in launches(run):
-            found = compiled(*launch)
-            table[f"{name} {found['kernel']}"] = _row(found, _tile(found))
-    for mapping, dtype, d, number, epsilon, masked in LOSSES:
-        kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
-        x = torch.zeros(3, d, dtype=getattr(torch, dtype))
-        mask = torch.ones(3, d, dtype=torch.bool) if masked else None
-        value = torch.ones(3, dtype=torch.float64) if number is None else number
-        theta = () if mapping in ("gini", "entropy") else (value,)
-        gamma = value if number is None else 1.0
-        target = torch.zeros(3, 1, dtype=torch.int64) if epsilon is not None else x
-
-        def losses(noted: list[Any]) -> int:
-            kernel.loss(x, target, gamma, theta, mask, epsilon or 0.0)  # noqa: B023
-            return len(noted)
-
-        name = f"{mapping} {dtype} {d} {'tensor' if number is None else number} loss"
-        name += "" if epsilon is not None else " of distributions"
-        for _, *launch in launches(losses):
-            found = compiled(*launch)
-            table[f"{name} {found['kernel']}"] = _row(found, _tile(found))
+        if epsilon:
+            name += " loss" if epsilon[0] is not None else " loss of distributions"
+        elif masked:
+            name += " mask"
+        add(name, functools.partial(rows_of, mapping, dtype, d, number, epsilon, masked))
     for case in ATTENTION:
         kind, dtype, size, alpha, more = case
         name = f"{kind} {dtype} {size} {alpha or 'tensor'} {more}".rstrip()
-        for _, *launch in attention_launches(case):
-            found = compiled(*launch)
-            table[f"{name} {found['kernel']}"] = _row(found, found["BM"] * found["BN"])
+        add(name, functools.partial(attention, case), ("BM", "BN"))
     return table
+
+
+def rows_of(
+    mapping: str, dtype: str, d: int, number: Any, epsilon: list[float | None], masked: bool
+) -> None:
+    """A line of ``COUNTED``, forward and backward, or of ``LOSSES``, which have an ε."""
+    import torch
+
+    x = torch.zeros(3, d, dtype=getattr(torch, dtype))
+    mask = torch.ones(3, d, dtype=torch.bool) if masked else None
+    value = torch.ones(3, dtype=torch.float64) if number is None else number
+    gamma, theta = value if number is None else 1.0, (value,) * (mapping not in ("gini", "entropy"))
+    if mapping == "from_value":
+        kernel, theta = _from_value(d)
+        gamma = torch.ones(3, dtype=torch.float64)
+        y, _ = kernel.solve(x, gamma, theta, mask)
+        kernel.backward(y, x, gamma, theta, number is None)
+        return
+    kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
+    if epsilon:
+        target = x if epsilon[0] is None else torch.zeros(3, 1, dtype=torch.int64)
+        kernel.loss(x, target, gamma, theta, mask, epsilon[0] or 0.0)
+        return
+    y, part = kernel.forward(x, gamma, theta, mask)
+    kernel.backward(y, x, gamma, theta, part, number is None)
 
 
 def _tile(found: dict[str, Any]) -> int:

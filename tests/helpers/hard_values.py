@@ -16,6 +16,7 @@ import warnings
 
 import numpy as np
 import torch
+from omegas import omega_of as of_value
 from references import Long
 
 import regmax
@@ -72,17 +73,11 @@ def composed(base, penalty, theta):
     return layer, functools.partial(by_reference, f=layer)
 
 
-class Power(regmax.Regularizer):
+def by_value(alpha):
     """Tsallis entropy from its value alone."""
-
-    def __init__(self, alpha):
-        super().__init__()
-        self.alpha = alpha
-
-    def value(self, y):
-        if self.alpha == 1:
-            return torch.xlogy(y, y).sum(-1)
-        return y.pow(self.alpha).sum(-1) / (self.alpha * (self.alpha - 1))
+    if alpha == 1:
+        return of_value(lambda y: torch.xlogy(y, y).sum(-1))
+    return of_value(lambda y: y.pow(alpha).sum(-1) / (alpha * (alpha - 1)))
 
 
 MAPPINGS = {
@@ -105,7 +100,7 @@ MAPPINGS = {
     },
     **{
         f"by value {alpha}": (
-            regmax.RegularizedMax(Power(alpha)),
+            regmax.RegularizedMax(by_value(alpha)),
             functools.partial(tsallis, alpha=alpha),
         )
         for alpha in (1.0, 1.5, 2.0)
@@ -123,7 +118,7 @@ MAPPINGS = {
         )
     },
     "by value 1.5 + tv": (
-        regmax.RegularizedMax(Power(1.5) + 0.03 * regmax.penalty("tv")),
+        regmax.RegularizedMax(by_value(1.5) + 0.03 * regmax.penalty("tv")),
         composed("tsallis", "tv", {"alpha": 1.5})[1],
     ),
     "fusedmax": (functional.fusedmax, functools.partial(by_reference, f=functional.fusedmax)),

@@ -1,12 +1,33 @@
-"""Ω of a user, each by its value alone; and two whose plugin is at fault."""
+"""Ω of a user, each by its value alone; two whose plugin is at fault; and penalties."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import regmax
 from regmax import Regularizer
+
+
+def omega_of(value: Any, **attributes: Any) -> Any:
+    """Ω of a function of y, or of y and tensors that learn, by their names: ``attributes`` that are
+    tensors are its own, others, and what a regularizer declares, those of its class."""
+    tensors = {
+        name: t
+        for name, t in attributes.items()
+        if isinstance(t, Tensor) and not hasattr(Regularizer, name)
+    }
+    own = {name: item for name, item in attributes.items() if name not in tensors}
+
+    def of(self: Any, y: Tensor) -> Any:
+        return value(y, *(getattr(self, name) for name in tensors))
+
+    omega = type("Mine", (Regularizer,), {"value": of, **own})()
+    for name, t in tensors.items():
+        setattr(omega, name, t)
+    return omega
 
 
 class Square(Regularizer):

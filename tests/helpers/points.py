@@ -152,6 +152,10 @@ OMEGAS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "coupled": (functools.partial(Coupled, MATRIX), (number(1, 0.9, 1.2, 0.8, 1.1),)),
     "joined": (Joined, (number(1, 0.9, 1.2, 0.8),)),
     "norm": (Norm, (number(1.5),)),
+    "weighted + c entropy": (
+        lambda w, c: Weighted(w, number(2.0)) + c * regmax.regularizer("entropy"),
+        (number(0.7, 1.0, 1.5, 0.4, 2.0), number(0.7)),
+    ),
     "weighted + tv": (
         lambda w, lam: Weighted(w, number(2.0)) + lam * regmax.penalty("tv"),
         (number(0.7, 1.0, 1.5, 0.4, 2.0), number(0.05)),
@@ -314,7 +318,7 @@ POINTS: dict[str, Callable[[], Point]] = {
     },
     **{
         f"{name} on {domain}": functools.partial(on_domain, name, domain)
-        for name in ("entropy", "gini", "tsallis", "divergence", "jensen_shannon")
+        for name in ("entropy", "gini", "tsallis", "divergence", "jensen_shannon", "weighted")
         for domain in ("simplex", "at most", "box")
     },
     "tv on even simplex": functools.partial(on_domain, "tv", "even simplex"),

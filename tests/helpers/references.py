@@ -232,11 +232,3 @@ def _floats(t: list[mpf]) -> Row:
 
 def tv_value(y: Row) -> float:
     return float(np.abs(np.diff(y)).sum())
-
-
-def group_ids(z: Row, order: Row | None = None) -> Row:
-    """Ids of runs of equal values along ``order``."""
-    order = np.arange(len(z)) if order is None else order
-    ids = np.zeros(len(z), int)
-    ids[order[1:]] = (np.abs(np.diff(z[order])) > 1e-10).cumsum()
-    return ids

@@ -1,5 +1,6 @@
 """Sharded against whole: values and gradients of mappings, losses and layers on DTensors."""
 
+import contextlib
 import copy
 import itertools
 import os
@@ -66,10 +67,6 @@ def same(got, expected, tolerance, what=""):
         assert error <= tolerance * (1 + expected[finite].abs().max().item()), (what, error)
 
 
-def leaves(*tensors):
-    return [t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for t in tensors]
-
-
 def gradients(y, v, given):
     """The gradients of ⟨y, v⟩ in what of ``given`` learns."""
     found = [t for t in given if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -80,6 +77,24 @@ def gradients(y, v, given):
 
 def distributed(t, mesh, placements):
     return distribute_tensor(t, mesh, placements)
+
+
+def agree(f, inputs, placements, mesh, tolerance=1e-12, what="", more=(), total=torch.square):
+    """f of the inputs, whole and placed so (None: plain), and the gradients of Σ f², or of another
+    ``total``, in them and in ``more``. Returns f of those that are placed."""
+    results = []
+    for sharded in (False, True):
+        given = [
+            (
+                t.clone() if at is None or not sharded else distributed(t, mesh, [at])
+            ).requires_grad_()
+            for t, at in zip(inputs, placements, strict=True)
+        ]
+        y = f(*given)
+        results.append([y, *torch.autograd.grad(total(y).sum(), [*given, *more])])
+    for expected, got in zip(*results, strict=True):
+        same(got, expected, tolerance, what)
+    return y
 
 
 class Draw:
@@ -349,31 +364,20 @@ def numbers_that_are_sharded(size):
     """With the rows, replicated or plain; scores that are partial sums; a device without rows."""
     torch.manual_seed(0)
     mesh = mesh_of(size)
-    x, v, rows = torch.randn(5, 7, dtype=F64), torch.randn(5, 7, dtype=F64), torch.rand(5, 1) + 0.5
+    x, rows = torch.randn(5, 7, dtype=F64), (torch.rand(5, 1) + 0.5).double()
     for f, theta in (
         (lambda x, g, a: functional.entmax(x, alpha=a, gamma=g), torch.tensor(1.4)),
         (lambda x, g, a: functional.fusedmax(x, lam=a / 9, gamma=g), rows / 9),
         (lambda x, g, w: regmax.RegularizedMax(Cubed(w), g)(x), torch.randn(7)),
     ):
-        given = leaves(x, rows.double(), theta.double())
-        expected = [f(*given).detach(), *torch.autograd.grad((f(*given) * v).sum(), given)]
         for placement, how in itertools.product((Replicate(), Shard(0), Partial()), range(3)):
-            of_rows = Shard(0) if placement == Shard(0) else Replicate()
-            kinds = (None, Replicate(), of_rows)
-            own = [distributed(x, mesh, [placement])]
-            for t in given[1:]:
-                at = kinds[how] if t.shape[:1] == (5,) or how < 2 else Replicate()
-                own.append(
-                    t.detach().clone() if at is None else distributed(t.detach(), mesh, [at])
-                )
             if theta.shape == (7,) and (placement != Shard(0) or how):
                 continue
-            own = [t.detach().requires_grad_() for t in own]
-            got = f(*own)
-            same(got, expected[0], 1e-12)
-            (got * distributed(v, mesh, [of_rows])).sum().full_tensor().backward()
-            for t, e in zip(own, expected[1:], strict=True):
-                same(t.grad, e, 1e-11, (placement, how))
+            of_rows = Shard(0) if placement == Shard(0) else Replicate()
+            at = (None, Replicate(), of_rows)[how]
+            own = at if theta.shape[:1] == (5,) or how < 2 else Replicate()
+            given = [x, rows, theta.double()]
+            agree(f, given, [placement, at, own], mesh, 1e-11, (placement, how))
     few = distributed(x[:1], mesh, [Shard(0)])
     same(functional.sparsemax(few), functional.sparsemax(x[:1]), 1e-12)
     with torch.no_grad():  # beside plain scores
@@ -406,77 +410,53 @@ def what_is_refused(size):
 @case
 def maxima_and_explanations(size):
     torch.manual_seed(0)
-    mesh = mesh_of(size)
-    x = torch.randn(3, 9, dtype=F64)
+    mesh, x = mesh_of(size), torch.randn(3, 9, dtype=F64)
     x[1] = -torch.inf
-    for omega in ("entropy", "gini", "tsallis", "pnorm", "tv"):
-        layer = regmax.RegularizedMax(regmax.regularizer(omega), gamma=0.8)
-        for placement in (Shard(0), Shard(1)):
-            leaf, own = (
-                x.clone().requires_grad_(),
-                distributed(x, mesh, [placement]).requires_grad_(),
-            )
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
-                got, expected = layer.max(own), layer.max(leaf)
-            gathers = placement == Shard(1) and omega == "tv"
-            assert any("gathers whole rows" in str(w.message) for w in seen) == gathers
-            same(got, expected, 1e-12, omega)
-            got.sum().backward()
-            expected.sum().backward()
-            same(own.grad, leaf.grad, 1e-12, omega)
-            said = layer.explain(own)
-            word = "own rows" if placement == Shard(0) else "all-reduced sums"
-            assert ("gathers whole rows" if gathers else word) in said, said
+    for name, placement in itertools.product(
+        ("entropy", "gini", "tsallis", "pnorm", "tv"), (Shard(0), Shard(1))
+    ):
+        layer = regmax.RegularizedMax(regmax.regularizer(name), gamma=0.8)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            agree(layer.max, [x], [placement], mesh, what=name, total=torch.clone)
+        gathers = placement == Shard(1) and name == "tv"
+        assert any("gathers whole rows" in str(w.message) for w in seen) == gathers
+        said = layer.explain(distributed(x, mesh, [placement]))
+        word = "own rows" if placement == Shard(0) else "all-reduced sums"
+        assert ("gathers whole rows" if gathers else word) in said, said
 
 
 @case
 def second_derivatives(size):
     torch.manual_seed(0)
-    mesh = mesh_of(size)
-    x, v = torch.randn(3, 9, dtype=F64), torch.randn(3, 9, dtype=F64)
+    mesh, x, index = mesh_of(size), torch.randn(3, 9, dtype=F64), torch.tensor([0, 4, 8])
     for name in ("softmax", "entmax", "pnormmax"):
-        for loss in (False, True):
-            results = []
-            for sharded in (False, True):
-                leaf = (distributed(x, mesh, [Shard(1)]) if sharded else x.clone()).requires_grad_()
-                u = distributed(v, mesh, [Shard(1)]) if sharded else v
-                if loss:
-                    cls = getattr(regmax.losses, name.capitalize() + "Loss")
-                    value = cls(reduction="sum")(leaf, torch.tensor([0, 4, 8]))
-                else:
-                    value = (getattr(functional, name)(leaf) * u).sum()
-                (g,) = torch.autograd.grad(value, leaf, create_graph=True)
-                assert g.requires_grad, (name, loss, sharded)
-                (h,) = torch.autograd.grad((g * u).square().sum(), leaf)
-                results.append(h)
-            same(results[1], results[0], 1e-10, (name, loss))
+        mapping = getattr(functional, name)
+        loss = getattr(regmax.losses, name.capitalize() + "Loss")(reduction="sum")
+        for f in (lambda x, f=mapping: f(x).square(), lambda x, f=loss: f(x, index)):
+
+            def slope(x, f=f):
+                (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+                assert g.requires_grad
+                return g
+
+            agree(slope, [x], [Shard(1)], mesh, 1e-10, name)
 
 
 @case
 def heads_in_dtensors(size):
     mesh = mesh_of(size)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 4, 6, 3, dtype=F64) for _ in range(3))
-    a, s = torch.randn(4, 1, 1, dtype=F64), torch.randn(4, 1, 1, dtype=F64)
-    for sinks, name in itertools.product((True, False), ("heads", "alone")):
-        results = []
-        for sharded in (False, True):
-            given = [distributed(t, mesh, [Shard(1)]) if sharded else t.clone() for t in (q, k, v)]
-            given += [
-                distributed(t, mesh, [Shard(0) if name == "heads" else Replicate()])
-                if sharded
-                else t.clone()
-                for t in (a, s)
-            ]
-            given = [t.requires_grad_() for t in given]
-            alpha = 1 + given[3].sigmoid()
-            omega = regmax.regularizer("tsallis").with_tensors({"alpha": alpha})
-            out = attention(*given[:3], omega, sink=given[4] if sinks else None)
-            out.square().sum().backward()
-            results.append([out, *(t.grad for t in given[: 4 + sinks])])
-        for got, expected in zip(results[1], results[0], strict=True):
-            same(got, expected, 1e-11, (sinks, name))
+    given = [torch.randn(2, 4, 6, 3, dtype=F64) for _ in range(3)]
+    given += [torch.randn(4, 1, 1, dtype=F64) for _ in range(2)]
+
+    def f(q, k, v, a, sink=None):
+        omega = regmax.regularizer("tsallis").with_tensors({"alpha": 1 + a.sigmoid()})
+        return attention(q, k, v, omega, sink=sink)
+
+    for sinks, at in itertools.product((True, False), (Shard(0), Replicate())):
+        placements = [Shard(1)] * 3 + [at] * (1 + sinks)
+        agree(f, given[: 4 + sinks], placements, mesh, 1e-11, (sinks, at))
 
 
 @case
@@ -484,28 +464,21 @@ def sequences_by_all_to_all(size):
     """The recipe of the docs: a process has a part of the sequence, then of the heads."""
     mesh = mesh_of(size)
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 4, 7, 3, dtype=F64) for _ in range(3))
+    given = [torch.randn(2, 4, 7, 3, dtype=F64) for _ in range(3)]
     omega = AdaptiveEntmax(4).double()
     nn.init.normal_(omega.a)
 
-    def by_heads(t):
-        return t.redistribute(placements=[Shard(1)])
+    def moved(t, dim):
+        return t.redistribute(placements=[Shard(dim)]) if isinstance(t, DTensor) else t
 
-    for options in ({}, {"is_causal": True}):
-        leaf, own = [t.clone().requires_grad_() for t in (q, k, v)], []
-        expected = attention(*leaf, omega, **options)
-        own = [distributed(t, mesh, [Shard(2)]).requires_grad_() for t in (q, k, v)]
-        out = attention(*map(by_heads, own), omega, **options)
-        out = out.redistribute(placements=[Shard(2)])
-        same(out, expected, 1e-12)
-        expected.square().sum().backward()
-        a = omega.a.grad
-        omega.a.grad = None
-        out.square().sum().backward()
-        for t, e in zip(own, leaf, strict=True):
-            same(t.grad, e.grad, 1e-11)
-        same(omega.a.grad, a, 1e-11)
-        omega.a.grad = None
+    for causal in (False, True):
+        agree(
+            lambda *t, causal=causal: moved(
+                attention(*(moved(each, 1) for each in t), omega, is_causal=causal), 2
+            ),
+            *(given, [Shard(2)] * 3, mesh, 1e-11),
+            more=[omega.a],
+        )
 
 
 @case
@@ -516,22 +489,19 @@ def beside_loss_parallel(size):
     x, target = torch.randn(6, 11, dtype=F64), torch.randint(11, (6,))
     target[2] = 3
     options = {"ignore_index": 3}
-    expected = regmax.losses.SoftmaxLoss(**options)(x, target)
+    leaf, made = x.clone().requires_grad_(), regmax.losses.SoftmaxLoss(**options)
+    expected = nn.functional.cross_entropy(leaf, target, **options)
+    expected.backward()
     for inside in (True, False):
         own = distributed(x, mesh, [Shard(1)]).requires_grad_()
-        if inside:
-            with loss_parallel():
+        with loss_parallel() if inside else contextlib.nullcontext():
+            loss = made(own, target)
+            if inside:
                 entropy = nn.functional.cross_entropy(own, target, **options)
                 same(entropy, expected, 1e-12)
-                loss = regmax.losses.SoftmaxLoss(**options)(own, target)
                 assert loss.placements == entropy.placements
-                loss.backward()
-        else:
-            loss = regmax.losses.SoftmaxLoss(**options)(own, target)
             loss.backward()
         same(loss, expected, 1e-12)
-        leaf = x.clone().requires_grad_()
-        nn.functional.cross_entropy(leaf, target, **options).backward()
         same(own.grad, leaf.grad, 1e-12)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 11)).double()
@@ -556,22 +526,22 @@ def compiled(size):
     mesh = mesh_of(size)
     torch.manual_seed(0)
     x = torch.randn(4, 9, dtype=F64)
-    for placement in (Shard(0), Shard(1)):
-        for make in (
+    loss = regmax.losses.EntmaxLoss(alpha=1.3)
+    for placement, f in itertools.product(
+        (Shard(0), Shard(1)),
+        (
             lambda x: functional.entmax(x, alpha=1.3),
             lambda x: functional.sparsemax(x, gamma=0.7),
-            lambda x: regmax.losses.EntmaxLoss(alpha=1.3)(x, torch.tensor([0, 1, 2, 8])),
-        ):
-            torch._dynamo.reset()
-            leaf = x.clone().requires_grad_()
-            own = distributed(x, mesh, [placement]).requires_grad_()
-            expected = make(leaf)
-            whole_graph = placement == Shard(0) and expected.ndim > 0  # losses are outside
-            got = torch.compile(make, backend="aot_eager", fullgraph=whole_graph)(own)
-            same(got, expected, 1e-12)
-            got.square().sum().backward()
-            expected.square().sum().backward()
-            same(own.grad, leaf.grad, 1e-11)
+            lambda x: loss(x, torch.tensor([0, 1, 2, 8])),
+        ),
+    ):
+        torch._dynamo.reset()
+        whole_graph = placement == Shard(0) and f(x).ndim > 0  # losses are outside
+        run = torch.compile(f, backend="aot_eager", fullgraph=whole_graph)
+        agree(
+            lambda t, f=f, run=run: (run if isinstance(t, DTensor) else f)(t),
+            *([x], [placement], mesh, 1e-11),
+        )
 
 
 @case

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
+from processes import python
 from torch import nn
 
 import regmax
@@ -17,6 +16,8 @@ from regmax.nn import AdaptiveEntmax, Between, Learnable, Positive
 transformers = pytest.importorskip("transformers")
 
 from tiny_models import HEADS, SIZES, bart, bert, llama, made, t5  # noqa: E402
+
+CausalLM = transformers.AutoModelForCausalLM
 
 IDS = torch.randint(3, 50, (2, 8), generator=torch.Generator().manual_seed(1))
 
@@ -113,9 +114,7 @@ def test_a_mapping_comes_back(model, tmp_path):
     assert twin.config._attn_implementation == "regmax-entmax15"
     same(twin, model)
     twin.save_pretrained(tmp_path / "2")
-    same(transformers.AutoModel.from_pretrained(tmp_path / "2").config and twin, model)
-    again = type(model).from_pretrained(tmp_path / "2")
-    same(again, model)
+    same(type(model).from_pretrained(tmp_path / "2"), model)
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
@@ -143,7 +142,7 @@ def test_every_form_of_omega_comes_back(omega, tmp_path):
     omega = OMEGAS[omega]()
     model = learnt(attach(llama(), omega)) if omega != "parameter" else attach(llama(), omega)
     model.save_pretrained(tmp_path)
-    twin = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    twin = CausalLM.from_pretrained(tmp_path)
     same(twin, model)
     assert repr(twin.model.regmax) == repr(model.model.regmax)
     assert twin.model.regmax is not model.model.regmax
@@ -154,7 +153,7 @@ def test_a_registered_omega_comes_back_without_its_name(tmp_path):
     model = learnt(llama("regmax-mine"))
     model.save_pretrained(tmp_path)
     assert config_of(tmp_path)["attn_implementation"] == "regmax"
-    same(transformers.AutoModelForCausalLM.from_pretrained(tmp_path), model)
+    same(CausalLM.from_pretrained(tmp_path), model)
 
 
 def test_a_model_that_is_loaded_leaves_the_registered_omega_alone(tmp_path):
@@ -165,9 +164,7 @@ def test_a_model_that_is_loaded_leaves_the_registered_omega_alone(tmp_path):
     kept = mine.a.detach().clone()
     with torch.no_grad():
         mine.a.zero_()
-    twin = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="regmax-mine"
-    )
+    twin = CausalLM.from_pretrained(tmp_path, attn_implementation="regmax-mine")
     assert torch.equal(twin.model.regmax.a, kept)
     assert not mine.a.any()
 
@@ -176,9 +173,7 @@ def test_a_registered_omega_for_a_model_without_one(tmp_path):
     llama().save_pretrained(tmp_path)
     mine = AdaptiveEntmax(HEADS, 1.3)
     register("regmax-mine", mine)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="regmax-mine"
-    )
+    model = CausalLM.from_pretrained(tmp_path, attn_implementation="regmax-mine")
     assert model.model.regmax is mine
     same(model, llama("regmax-mine"))
     torch.testing.assert_close(mine.alpha, torch.full((HEADS, 1, 1), 1.3))
@@ -188,21 +183,19 @@ def test_another_omega_than_the_files_is_refused(tmp_path):
     attach(llama(), AdaptiveEntmax(HEADS)).save_pretrained(tmp_path)
     register("regmax-mine", Learnable(regmax.regularizer("tsallis"), alpha=Positive()))
     with pytest.raises(ValueError, match=r"omega is Learnable.* saved with Ω = AdaptiveEntmax"):
-        transformers.AutoModelForCausalLM.from_pretrained(
-            tmp_path, attn_implementation="regmax-mine"
-        )
+        CausalLM.from_pretrained(tmp_path, attn_implementation="regmax-mine")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_the_dtype_is_that_of_the_model(dtype, tmp_path):
-    model = transformers.AutoModelForCausalLM.from_config(llama().config, dtype=dtype).eval()
+    model = CausalLM.from_config(llama().config, dtype=dtype).eval()
     learnt(attach(model, AdaptiveEntmax(HEADS)))
     assert model.model.regmax.a.dtype == dtype
     model.save_pretrained(tmp_path)
-    twin = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    twin = CausalLM.from_pretrained(tmp_path)
     assert twin.model.regmax.a.dtype == dtype
     same(twin, model)
-    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    other = CausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {p.dtype for p in other.parameters()} == {torch.bfloat16}
     assert logits(other).isfinite().all()
 
@@ -225,14 +218,14 @@ def test_the_base_model_of_a_file_and_a_head_for_it(tmp_path):
     base = transformers.AutoModel.from_pretrained(tmp_path / "head")
     assert torch.equal(base.regmax.a, model.model.regmax.a)
     base.save_pretrained(tmp_path / "base")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    again = CausalLM.from_pretrained(tmp_path / "base")
     assert torch.equal(again.model.regmax.a, model.model.regmax.a)
 
 
 def test_a_config_makes_a_fresh_model():
     model = learnt(attach(llama(), AdaptiveEntmax(HEADS), per_layer=True))
     for config in (model.config, type(model.config)(**model.config.to_dict())):
-        fresh = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        fresh = CausalLM.from_config(config, dtype=torch.bfloat16)
         assert ours(fresh) == ours(model)
         assert not fresh.get_parameter(ours(model)[0]).any()
         assert fresh.get_parameter(ours(model)[0]).dtype == torch.bfloat16
@@ -273,8 +266,7 @@ def test_another_process_raises_until_it_registers(tmp_path):
     for name, model in models.items():
         model.save_pretrained(tmp_path / name)
     torch.save(IDS, tmp_path / "ids")
-    command = [sys.executable, "-c", READ, *models]
-    subprocess.run(command, cwd=tmp_path, timeout=300, check=True)
+    python(READ, *models, cwd=tmp_path)
     *before, after = torch.load(tmp_path / "found")
     said = "ValueError: Specified `attn_implementation="
     for found in before:  # without regmax, and with it imported
@@ -322,46 +314,38 @@ def test_a_class_of_ones_own_is_asked_for(omega, name, tmp_path):
     model = learnt(attach(llama(), omega()))
     model.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=rf"{__name__}\.{name} is no class .*omega="):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        CausalLM.from_pretrained(tmp_path)
     given = omega()
-    twin = from_pretrained(transformers.AutoModelForCausalLM, tmp_path, omega=given)
+    twin = from_pretrained(CausalLM, tmp_path, omega=given)
     same(twin, model)
     assert twin.model.regmax is not given
     twin, info = from_pretrained(
-        transformers.AutoModelForCausalLM,
-        tmp_path,
-        omega=given,
-        output_loading_info=True,
-        dtype=torch.bfloat16,
+        CausalLM, tmp_path, omega=given, output_loading_info=True, dtype=torch.bfloat16
     )
     assert not info["missing_keys"]
     assert logits(twin).isfinite().all()
     with pytest.raises(ValueError, match=rf"omega is .* saved with Ω = .*{name}"):
-        from_pretrained(
-            transformers.AutoModelForCausalLM, tmp_path, omega=regmax.regularizer("gini")
-        )
+        from_pretrained(CausalLM, tmp_path, omega=regmax.regularizer("gini"))
 
 
-def test_a_plugin_that_is_not_installed_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        (
+            {"omega": "Elsewhere(0.1)", "per_layer": False},
+            r"Elsewhere\(0\.1\).*is named 'Elsewhere'",
+        ),
+        *((s, r"config\.regmax must be") for s in (3, {}, {"omega": 3})),
+        ({"omega": "Gini()", "per_layer": 1}, r"config\.regmax must be"),
+        (None, r"LlamaModel has none: call attach\(model, omega\)"),
+    ],
+)
+def test_a_config_that_holds_no_omega(saved, said, tmp_path):
     attach(llama(), "fusedmax").save_pretrained(tmp_path)
-    rewrite(tmp_path, lambda config: config["regmax"].update(omega="Elsewhere(0.1)"))
-    with pytest.raises(ValueError, match=r"Elsewhere\(0\.1\).*is named 'Elsewhere'"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-@pytest.mark.parametrize("saved", [3, {}, {"omega": 3}, {"omega": "Gini()", "per_layer": 1}])
-def test_a_config_of_another_kind(saved, tmp_path):
-    attach(llama(), "fusedmax").save_pretrained(tmp_path)
-    rewrite(tmp_path, lambda config: config.update(regmax=saved))
-    with pytest.raises(ValueError, match=r"config\.regmax must be"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-
-
-def test_a_config_without_omega(tmp_path):
-    attach(llama(), "fusedmax").save_pretrained(tmp_path)
-    rewrite(tmp_path, lambda config: config.pop("regmax"))
-    with pytest.raises(ValueError, match=r"LlamaModel has none: call attach\(model, omega\)"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    kept = {} if saved is None else {"regmax": saved}
+    rewrite(tmp_path, lambda config: config.pop("regmax") and config.update(kept))
+    with pytest.raises(ValueError, match=said):
+        CausalLM.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("ignore", [False, True])
@@ -372,7 +356,7 @@ def test_a_file_without_the_parameters(ignore, per_layer, tmp_path):
     weights = {name: item for name, item in model.state_dict().items() if name != names[-1]}
     model.save_pretrained(tmp_path, state_dict=weights)
     with pytest.raises(ValueError, match=f"lacks parameters of its Ω.*: {names[-1]}$"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=ignore)
+        CausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=ignore)
 
 
 def test_parameters_of_another_shape(tmp_path):
@@ -380,9 +364,7 @@ def test_parameters_of_another_shape(tmp_path):
     rewrite(tmp_path, lambda config: config["regmax"].update(omega="AdaptiveEntmax(2)"))
     for ignore, error in ((False, RuntimeError), (True, ValueError)):
         with pytest.raises(error, match=r"mismatch|in another shape"):
-            transformers.AutoModelForCausalLM.from_pretrained(
-                tmp_path, ignore_mismatched_sizes=ignore
-            )
+            CausalLM.from_pretrained(tmp_path, ignore_mismatched_sizes=ignore)
 
 
 def test_a_model_with_attention_of_its_own():
@@ -401,9 +383,7 @@ def test_omega_for_a_file_without_one(tmp_path):
     for attention in ("sdpa", "regmax-entmax15"):
         llama(attention).save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="saved without an Ω of its own"):
-            from_pretrained(
-                transformers.AutoModelForCausalLM, tmp_path, omega=AdaptiveEntmax(HEADS)
-            )
+            from_pretrained(CausalLM, tmp_path, omega=AdaptiveEntmax(HEADS))
 
 
 # -- learning -------------------------------------------------------------------------------------

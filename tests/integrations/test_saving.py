@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 from omegas import penalty_of
+from processes import python
 from torch import nn
 
 import regmax
@@ -91,9 +90,7 @@ def saved(item, **options):
 def test_copies_are_the_same(item, inputs):
     """What a call leaves behind, kernels and graphs among it, is no part of an object."""
     item(*inputs)
-    results(
-        copy.deepcopy(item), inputs
-    )  # the first call of an Ω rounds otherwise than with a kernel
+    results(copy.deepcopy(item), inputs)  # the first call of an Ω rounds otherwise than a kernel
     same(item, copy.deepcopy(item), inputs)
     for protocol in (2, pickle.HIGHEST_PROTOCOL):
         same(item, pickle.loads(pickle.dumps(item, protocol)), inputs)
@@ -158,9 +155,7 @@ def test_in_a_new_process(tmp_path):
         "    assert torch.equal(out[0] if isinstance(out, tuple) else out, right), name\n"
         "print(len(layers))\n"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    found = python(script, cwd=tmp_path)
     assert found.stderr == ""
     assert found.stdout.strip() == str(len(EVERY))
 

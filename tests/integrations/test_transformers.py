@@ -25,20 +25,12 @@ def _registered():
     register()
 
 
-def llama(attention, **more):
-    return tiny_models.llama(attention, **more).double()
+def double(make):
+    return lambda attention, **more: make(attention, **more).double()
 
 
-def bert(attention):
-    return tiny_models.bert(attention).double()
-
-
-def bart(attention):
-    return tiny_models.bart(attention).double()
-
-
-def t5(attention):
-    return tiny_models.t5(attention).double()
+llama, bert = double(tiny_models.llama), double(tiny_models.bert)
+bart, t5 = double(tiny_models.bart), double(tiny_models.t5)
 
 
 def words(rows, length, seed=1):

@@ -9,12 +9,12 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
 import pytest
 import torch
+from processes import python
 
 from regmax import kernels
 from regmax.cli import main
@@ -56,12 +56,8 @@ print("sympy" in sys.modules)
 RIGHT = "[[0.75, 0.25, 0.0]] [[0.5, -0.5, 0.0]]"
 
 
-def run(folder, script=SCRIPT, **more):
-    environment = {**os.environ, "REGMAX_CACHE_DIR": str(folder), **more}
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=True, env=environment, timeout=300
-    )
+def run(folder, script=SCRIPT):
+    return python(script, REGMAX_CACHE_DIR=folder)
 
 
 @pytest.fixture(scope="module")
@@ -197,15 +193,15 @@ print(y.tolist(), x.grad.tolist(), *made)
 """
 
 
-def counted(folder, cores, program="", kept=None):
+def counted(folder, cores, program="", kept=None, first="", flags=(), **env):
     """What a script prints that is a file of its own, without a guard of its main part. Its own
     compilations give ``kept``, the code of an earlier one."""
     script = folder / "script.py"
     text = COUNTED.replace("GIVEN", str(cores)).replace("PROGRAM", program)
-    script.write_text(text.replace("KEPT", repr(kept or {})))
-    environment = {**os.environ, "REGMAX_CACHE_DIR": str(folder / "cache")}
-    command = [sys.executable, str(script)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    script.write_text(first + text.replace("KEPT", repr(kept or {})))
+    env = {**os.environ, "REGMAX_CACHE_DIR": str(folder / "cache"), **env}
+    command = [sys.executable, *flags, str(script)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     assert "Traceback" not in found.stderr
     return found.stdout
 
@@ -280,28 +276,14 @@ class TestAnotherProcess:
         os.wait()
         compiling._others.clear()
         """
-        found = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
-        )
-        assert found.stdout == "{} True\n"
+        assert python(script).stdout == "{} True\n"
 
     def test_it_runs_nothing_that_this_process_does_not(self, tmp_path):
         """A folder of PYTHONPATH, with -E or -I."""
         for name in ("json", "types", "numba"):
             (tmp_path / f"{name}.py").write_text("raise SystemExit")
-        program = f"import sys; sys.path[:0] = {sys.path!r}\n"
-        script = tmp_path / "script.py"
-        text = COUNTED.replace("GIVEN", "2").replace("PROGRAM", "").replace("KEPT", "{}")
-        script.write_text(program + text)
-        environment = {"PYTHONPATH": str(tmp_path), "REGMAX_CACHE_DIR": str(tmp_path / "cache")}
-        found = subprocess.run(
-            [sys.executable, "-I", str(script)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, **environment},
-        )
-        assert found.stdout == f"{RIGHT} forward\n", found.stderr
+        given = {"first": f"import sys; sys.path[:0] = {sys.path!r}\n", "flags": ["-I"]}
+        assert counted(tmp_path, 2, **given, PYTHONPATH=str(tmp_path)) == f"{RIGHT} forward\n"
 
 
 DISTURBED = """
@@ -451,8 +433,7 @@ def test_a_long_compilation_says_so_once(name, kept, often, tmp_path, monkeypatc
 
 def test_a_separable_regularizer_does_not_wait_for_sympy():
     """torch.broadcast_shapes and torch.autograd.grad with weights import it, for half a second."""
-    run = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=True)
-    assert run.stdout == "False\n"
+    assert python(OWN).stdout == "False\n"
 
 
 def threading_wait():
@@ -499,22 +480,14 @@ for each in found:
 """
 
 
-def test_a_version_of_numba_that_is_not_tested_is_tried(tmp_path):
-    lines = run(
-        tmp_path, UNTESTED.replace("BROKEN", "{}").replace("NUMBA", "99.0")
-    ).stdout.splitlines()
-    assert lines == ["[[0.75, 0.25, 0.0]] 1.0", "True"]
-
-
-def test_without_a_part_of_numba_pytorch_computes_and_one_warning_says_so(tmp_path):
-    numba, missing = "99.0", "numba.core.compiler_machinery"
-    script = UNTESTED.replace("BROKEN", str({missing: None})).replace("NUMBA", numba)
-    lines = run(tmp_path, script).stdout.splitlines()
-    assert lines[:2] == ["[[0.75, 0.25, 0.0]] 1.0", "False"]
-    assert len(lines) == 3
-    assert lines[2].startswith(
-        f"numba {numba} cannot compile the kernels, and PyTorch operations are"
-    )
+@pytest.mark.parametrize("broken", [{}, {"numba.core.compiler_machinery": None}])
+def test_a_version_of_numba_that_is_not_tested_is_tried(broken, tmp_path):
+    """Without a part of it PyTorch computes, and one warning says so."""
+    script = UNTESTED.replace("BROKEN", str(broken)).replace("NUMBA", "99.0")
+    answer, way, *said = run(tmp_path, script).stdout.splitlines()
+    assert (answer, way) == ("[[0.75, 0.25, 0.0]] 1.0", str(not broken))
+    warning = "numba 99.0 cannot compile the kernels, and PyTorch operations are"
+    assert [text.startswith(warning) for text in said] == [True] * len(broken)
 
 
 def test_a_function_that_llvm_does_not_know_is_an_error():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from omegas import Cubic
+from omegas import Cubic, omega_of
 
 import regmax
 from regmax.mapping.methods.kernel import ProxThenBase, kernel_of
@@ -78,17 +78,6 @@ def test_a_steep_base_multiplies_averages(penalty):
     assert (g.sum(-1).abs() <= 1e-12 * (1 + g.abs().sum(-1))).all()
 
 
-class Power(regmax.Regularizer):
-    """1.5-Tsallis up to a linear term, by its value."""
-
-    def __init__(self, c=1.0):
-        super().__init__()
-        self.c = c
-
-    def value(self, y):
-        return self.c * (y**1.5).sum(-1) / 0.75
-
-
 def taken(monkeypatch):
     """What the kernels from the value computed after a prox, None for nothing."""
     from regmax.mapping.methods.from_value import FromValue
@@ -109,7 +98,7 @@ def test_a_prox_is_a_step_of_an_omega_by_its_value(masked, dtype, monkeypatch):
     mask = torch.rand(48, 70, generator=g) < 0.7 if masked else None
     weight = torch.tensor(0.1, dtype=dtype, requires_grad=True)
     results = []
-    for base in (Power(2.0), 2.0 * BASES["tsallis 1.5"]):
+    for base in (omega_of(lambda y: (y**1.5).sum(-1) / 0.375), 2.0 * BASES["tsallis 1.5"]):
         for _ in range(3):  # the numbers come again
             y = regmax.RegularizedMax(base + weight * regmax.penalty("tv"), gamma=0.7)(x, mask)
             got = torch.autograd.grad(y, [x, weight], v)

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from devices import need_triton
+from omegas import omega_of
 
 import regmax
 from regmax.mapping.methods import base, traced
@@ -36,7 +37,33 @@ def hyper(inputs):
     return tuple(traced.hyper(t) for t in inputs)
 
 
+def check_slopes(kernel, inputs, function, d=D):
+    """Beside autograd's, at a y in which none is special; and what the function gives there."""
+    y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64)
+    y = (y if d == D else torch.linspace(0.03, 0.4, d, dtype=F64).unsqueeze(0)).requires_grad_()
+    value = function(y)
+    (slope,) = torch.autograd.grad(value.sum(), y, create_graph=True)
+    (bent,) = torch.autograd.grad(slope.sum(), y)
+    got = kernel.slopes_at(y.detach(), hyper(inputs))
+    torch.testing.assert_close(got[0], slope.detach(), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(got[1], bent, rtol=1e-11, atol=1e-12)
+    return y.detach(), value.detach()
+
+
+METHODS = {
+    lambda y, f: f(y): "square exp exp2 expm1 tan sinh cosh erfc",
+    lambda y, f: -f(y): "sqrt log1p sin cos atan tanh asinh erf sigmoid",
+    lambda y, f: f(y + 1): "rsqrt reciprocal",
+    lambda y, f: f(y / 2): "asin atanh",
+    lambda y, f: -f(y / 2): "acos",
+    lambda y, f: -f(y + 2): "acosh",
+}
 POINTWISE = {
+    **{
+        name: lambda y, of=of, name=name: of(y, getattr(torch, name))
+        for of, names in METHODS.items()
+        for name in names.split()
+    },
     "mul": lambda y: y * y,
     "add": lambda y: y * y + y + 2,
     "sub": lambda y: y * y - y,
@@ -52,35 +79,12 @@ POINTWISE = {
     "pow -1": lambda y: (y + 0.1) ** -1,
     "pow -0.5": lambda y: (y + 0.1) ** -0.5,
     "pow of a number": lambda y: 3**y,
-    "square": lambda y: y.square(),
-    "sqrt": lambda y: -y.sqrt(),
-    "rsqrt": lambda y: (y + 1).rsqrt(),
-    "reciprocal": lambda y: (y + 1).reciprocal(),
-    "exp": lambda y: y.exp(),
-    "exp2": lambda y: y.exp2(),
-    "expm1": lambda y: y.expm1(),
     "log": lambda y: y * y.log(),
     "log2": lambda y: y * y.log2(),
     "log10": lambda y: y * y.log10(),
-    "log1p": lambda y: -y.log1p(),
     "entr": lambda y: -torch.special.entr(y),
     "xlogy": lambda y: torch.xlogy(y, y),
     "xlog1py": lambda y: torch.special.xlog1py(y, y),
-    "sin": lambda y: -y.sin(),
-    "cos": lambda y: -y.cos(),
-    "tan": lambda y: y.tan(),
-    "asin": lambda y: (y / 2).asin(),
-    "acos": lambda y: -(y / 2).acos(),
-    "atan": lambda y: -y.atan(),
-    "sinh": lambda y: y.sinh(),
-    "cosh": lambda y: y.cosh(),
-    "tanh": lambda y: -y.tanh(),
-    "asinh": lambda y: -y.asinh(),
-    "acosh": lambda y: -(y + 2).acosh(),
-    "atanh": lambda y: (y / 2).atanh(),
-    "erf": lambda y: -y.erf(),
-    "erfc": lambda y: y.erfc(),
-    "sigmoid": lambda y: -y.sigmoid(),
     "softplus": lambda y: F.softplus(5 * y - 1),
     "softplus beta": lambda y: F.softplus(y, beta=3.0, threshold=10.0),
     "abs": lambda y: (y + 1).abs() * y,
@@ -149,26 +153,12 @@ def test_each_operation_has_the_derivatives_of_autograd(names, maker):
         return sum(k * POINTWISE[name](y) for k, name in enumerate(names, 1))
 
     _, inputs, kernel = maker(lambda y: function(y).sum(-1))
-    y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64, requires_grad=True)
-    (slope,) = torch.autograd.grad(function(y).sum(), y, create_graph=True)
-    (bent,) = torch.autograd.grad(slope.sum(), y)
-    got = kernel.slopes_at(y.detach(), hyper(inputs))
-    torch.testing.assert_close(got[0], slope.detach(), rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(got[1], bent, rtol=1e-11, atol=1e-12)
+    y, value = check_slopes(kernel, inputs, function)
     if maker is made:
         assert ("simd." in kernel.path.read_text()) == (names[0] in SIXTEEN)
         given, out = kernel.laid_out(hyper(inputs), D), torch.empty(1, D, dtype=F64)
         kernel.slopes(-D, y, given.numbers, given.vectors, D, out)
-        torch.testing.assert_close(out, function(y).detach(), rtol=1e-13, atol=1e-14)
-
-
-class MultipleOfEntropy(regmax.Regularizer):
-    def __init__(self, w):
-        super().__init__()
-        self.w = w
-
-    def value(self, y):
-        return (self.w * torch.xlogy(y, y)).sum(-1)
+        torch.testing.assert_close(out, value, rtol=1e-13, atol=1e-14)
 
 
 @pytest.mark.parametrize("shape", [(), (D,)])
@@ -176,9 +166,12 @@ def test_a_condition_on_a_learned_number_joins_one_on_entries(shape):
     """The derivative of w·xlogy is 0 where w = 0 and y ≤ 0."""
     x = torch.randn(2, D, dtype=F64, generator=torch.Generator().manual_seed(3))
     given = x.requires_grad_(), torch.full(shape, 1.3, dtype=F64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(
-        lambda x, w: regmax.RegularizedMax(MultipleOfEntropy(w))(x), given, atol=1e-4
-    )
+    omega = omega_of(lambda y, w: (w * torch.xlogy(y, y)).sum(-1), w=given[1])
+
+    def multiple(x, w):
+        return regmax.RegularizedMax(omega.with_tensors({"w": w}))(x)
+
+    assert torch.autograd.gradgradcheck(multiple, given, atol=1e-4)
 
 
 Q = torch.randn(D, D, dtype=F64, generator=torch.Generator().manual_seed(0))
@@ -212,17 +205,13 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_function_of_the_row_has_the_derivatives_of_autograd(name):
-    function = ROWS[name]
-    entry, inputs, kernel = made(lambda y: function(y) + (y**3).sum(-1))
+    def function(y):
+        return ROWS[name](y) + (y**3).sum(-1)
+
+    entry, inputs, kernel = made(function)
     assert entry.rest is not None
-    y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64, requires_grad=True)
-    value = function(y) + (y**3).sum(-1)
+    y, value = check_slopes(kernel, inputs, function)
     torch.testing.assert_close(traced.terms(entry, y, inputs).sum(-1), value)
-    (slope,) = torch.autograd.grad(value.sum(), y, create_graph=True)
-    (bent,) = torch.autograd.grad(slope.sum(), y)
-    got = kernel.slopes_at(y.detach(), hyper(inputs))
-    torch.testing.assert_close(got[0], slope.detach(), rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(got[1], bent, rtol=1e-11, atol=1e-12)
 
 
 SUMS = {
@@ -294,12 +283,7 @@ def test_numbers_and_lengths_are_arguments_of_the_source_not_part_of_it(name):
     for c, d in ((2.5, 9), (7.25, 9), (2.5, 12), (0.3, 15)):
         entry, inputs, kernel = made(lambda y, c=c: SHARED[name](y, c), d=d)
         codes.append(kernel.code)
-        y = torch.linspace(0.03, 0.4, d, dtype=F64).unsqueeze(0).requires_grad_()
-        (slope,) = torch.autograd.grad(SHARED[name](y, c).sum(), y, create_graph=True)
-        (bent,) = torch.autograd.grad(slope.sum(), y)
-        got = kernel.slopes_at(y.detach(), hyper(inputs))
-        torch.testing.assert_close(got[0], slope.detach(), rtol=1e-11, atol=1e-12)
-        torch.testing.assert_close(got[1], bent, rtol=1e-10, atol=1e-11)
+        check_slopes(kernel, inputs, lambda y, c=c: SHARED[name](y, c), d)
         assert (entry.rest is None) == (name in ("coefficient", "exponent"))
     assert len(set(codes)) == 1
 
@@ -617,14 +601,10 @@ def test_a_branch_that_was_not_traced_goes_to_the_solver():
 
 
 def test_the_slope_at_0_may_become_finite():
-    class Mixed(regmax.Regularizer):
-        def __init__(self):
-            self.a = torch.ones(5, dtype=F64)
-
-        def value(self, y):
-            return (y * y).sum(-1) - (self.a * torch.special.entr(y)).sum(-1)
-
-    omega, x = Mixed(), 5 * torch.randn(20, 5, dtype=F64)
+    omega = omega_of(
+        lambda y, a: (y * y - a * torch.special.entr(y)).sum(-1), a=torch.ones(5, dtype=F64)
+    )
+    x = 5 * torch.randn(20, 5, dtype=F64)
     layer, v = regmax.RegularizedMax(omega), torch.randn(20, 5, dtype=F64)
     layer(x)
     x.requires_grad_()
@@ -655,11 +635,7 @@ def test_no_certificate_where_the_slope_at_0_is_nan():
     ],
 )
 def test_an_omega_that_is_not_convex_somewhere_gets_no_kernel(value):
-    class Bent(regmax.Regularizer):
-        def value(self, y):
-            return value(y).sum(-1)
-
-    layer = regmax.RegularizedMax(Bent())
+    layer = regmax.RegularizedMax(omega_of(lambda y: value(y).sum(-1)))
     x = torch.zeros(1, 4, dtype=F64)  # Ω is convex there
     assert "may not be convex" in layer.explain(x)
 
@@ -674,20 +650,14 @@ def test_inference_mode():
     assert not torch.equal(layer(x), y)
 
 
-class Trap(regmax.Regularizer):
+def test_an_entry_without_a_slope_at_0_is_not_left_out():
     """A where whose other branch has no slope below c: autograd makes NaN of it."""
 
-    def __init__(self):
-        self.c = torch.tensor([-0.1, -0.1, -0.1, -0.1], dtype=F64)
+    def value(y, c):
+        return torch.where(y > c, (y - c) ** 1.5, 0 * y).sum(-1) + (y * y).sum(-1) / 2
 
-    def value(self, y):
-        power = torch.where(y > self.c, (y - self.c) ** 1.5, 0 * y)
-        return power.sum(-1) + (y * y).sum(-1) / 2
-
-
-def test_an_entry_without_a_slope_at_0_is_not_left_out():
-    omega, x = Trap(), torch.tensor([[0.3, 0.2, 0.1, 0.0]], dtype=F64)
-    layer = regmax.RegularizedMax(omega)
+    omega = omega_of(value, c=torch.full((4,), -0.1, dtype=F64))
+    layer, x = regmax.RegularizedMax(omega), torch.tensor([[0.3, 0.2, 0.1, 0.0]], dtype=F64)
     layer(x)
     omega.c[0] = 0.1
     found = layer(x)

@@ -6,6 +6,7 @@ import builtins
 import pytest
 import torch
 from devices import CUDA, TRITON_DEVICES, need_triton
+from omegas import Square, omega_of
 
 need_triton()
 pytest.importorskip("numba")
@@ -146,16 +147,8 @@ def test_why_there_is_no_kernel(device, monkeypatch):
         x = torch.randn(2, d, dtype=F64, device=device)
         return regmax.RegularizedMax(omega).explain(x).splitlines()[-1]
 
-    class Form(regmax.Regularizer):
-        def value(self, y):
-            matrix = torch.eye(D, dtype=F64, device=y.device)
-            return (y @ matrix).square().sum(-1)
-
-    class Square(regmax.Regularizer):
-        def value(self, y):
-            return (y * y).sum(-1)
-
-    assert said(Form()).endswith("on a GPU: it couples entries of y")
+    form = omega_of(lambda y: (y @ torch.eye(D, dtype=F64, device=y.device)).square().sum(-1))
+    assert said(form).endswith("on a GPU: it couples entries of y")
     assert said(Square(), LIMIT + 1).endswith(f"more than {LIMIT} entries, on a GPU")
     real = builtins.__import__
 

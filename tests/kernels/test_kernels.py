@@ -3,12 +3,12 @@
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 
 import pytest
 import torch
+from processes import python
 
 import regmax
 from regmax import kernels, losses
@@ -147,9 +147,7 @@ class TestWhatRuns:
             "sparsemax(x).sum().backward(); print(sparsemax(x).tolist(), fusedmax(x).tolist())\n"
             "print(regmax.RegularizedMax(regmax.regularizer('tsallis')).explain(x))\n"
         )
-        run = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        )
+        run = python(script)
         assert "[[0.75, 0.25, 0.0]]" in run.stdout
         assert "in PyTorch" in run.stdout
         assert "numba is missing" in run.stdout
@@ -260,29 +258,10 @@ def test_on_an_older_processor(cpu, features, names):
         "        with kernels.reference(): right = both()\n"
         "        print(max((a - b).abs().max().item() for a, b in zip(found, right)))\n"
     )
-    environment = dict(
-        os.environ,
-        NUMBA_CPU_NAME=cpu,
-        NUMBA_CPU_FEATURES=features,
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
-    )
+    run = python(script, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features)
     errors = [float(line) for line in run.stdout.split()]
     assert len(errors) == 2 * len(names.split())
     assert max(errors) < 1e-5
-
-
-@pytest.mark.parametrize("d", [2, 33, 130])
-def test_masked_rows_of_several_alphas(d):
-    """A row that is computed at once does not take the place of one that waits for others."""
-    g = torch.Generator().manual_seed(d)
-    x, mask = torch.randn(40, d, generator=g).double(), torch.rand(40, d, generator=g) < 0.6
-    alpha = torch.tensor([1.0, 1.2, 1.5, 2.0, 3.0]).double().repeat(8).unsqueeze(-1)
-    found = regmax.functional.entmax(x, alpha=alpha, mask=mask)
-    with regmax.kernels.reference():
-        expected = regmax.functional.entmax(x, alpha=alpha, mask=mask)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_a_kernel_that_is_imported_under_a_transform_outlives_it(monkeypatch):

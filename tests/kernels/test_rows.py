@@ -104,7 +104,7 @@ def compare(way, case, dtype, d, step, masks):
             assert bool((off <= near).all()), (d, off.max())
 
 
-@pytest.mark.parametrize("case", SIMPLE | OTHERS)
+@pytest.mark.parametrize("case", [*SIMPLE, *OTHERS, "entmax"])
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_values_and_gradients(case, dtype):
     for d in SIZES:

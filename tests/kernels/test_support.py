@@ -1,11 +1,8 @@
 """The positive entries of rows, packed, and put back."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from processes import python
 
 pytest.importorskip("numba")
 
@@ -39,11 +36,5 @@ def test_scratch_lives_as_long_as_the_rows():
         "x = torch.zeros(64, 32768); x[:, :5] = 1; y = sparsemax(x.requires_grad_());"
         "(y * y.detach()).sum().backward(); print(y.sum().item() + x.grad.abs().max().item())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(code, MALLOC_MMAP_THRESHOLD_=65536)
     assert abs(float(done.stdout) - 64) < 1e-4

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from omegas import omega_of
 
 import regmax
 
@@ -28,12 +29,7 @@ POWERS = {
 
 def summed(e):
     """Ω = Σ e(y)."""
-
-    class Sum(regmax.Regularizer):
-        def value(self, y):
-            return e(y).sum(-1)
-
-    return Sum()
+    return omega_of(lambda y: e(y).sum(-1))
 
 
 @pytest.fixture
@@ -134,16 +130,9 @@ def test_v_is_not_read_where_y_is_0():
 def test_numbers_that_change_at_each_call_need_no_table(used):
     """A table takes longer than a few rows; the numbers that came before have one."""
     e = VALUES["cubic"]
-
-    class Weighted(regmax.Regularizer):
-        def __init__(self, c):
-            self.c = c
-
-        def value(self, y):
-            return (e(y) + self.c * y**3).sum(-1)
-
     c = torch.tensor(0.2, dtype=F64, requires_grad=True)
-    layer, x = regmax.RegularizedMax(Weighted(c)), torch.randn(4, 11, dtype=F64)
+    omega = omega_of(lambda y, c: (e(y) + c * y**3).sum(-1), c=c)
+    layer, x = regmax.RegularizedMax(omega), torch.randn(4, 11, dtype=F64)
     layer(x)
     assert used  # what answers are compared of, when the kernel is made
     used.clear()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mapping_checks import normal as scores
+from omegas import omega_of
 from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
@@ -47,9 +48,8 @@ def test_gradients_are_y_minus_t_and_second_derivatives_are_finite_differences(n
         assert gradgradcheck(learned, given, atol=1e-4, fast_mode=True)
 
 
-class ByValue(regmax.Regularizer):
-    def value(self, y):
-        return (torch.xlogy(y, y) + torch.xlogy(1 - y, 1 - y)).sum(-1)
+def by_value():
+    return omega_of(lambda y: (torch.xlogy(y, y) + torch.xlogy(1 - y, 1 - y)).sum(-1))
 
 
 def test_of_a_value_it_is_binary_cross_entropy_too():
@@ -57,7 +57,7 @@ def test_of_a_value_it_is_binary_cross_entropy_too():
     t[1] = 0  # Ω(t) is 0 where labels are 0 and 1
     x[2] = x[2, 0]
     x.requires_grad_()
-    found = FenchelYoungLoss(ByValue(), domain=Box(), reduction="sum")(x, t)
+    found = FenchelYoungLoss(by_value(), domain=Box(), reduction="sum")(x, t)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(x, t, reduction="sum")
     assert abs(found - expected) <= 1e-12
     pair = [torch.autograd.grad(value, x)[0] for value in (found, expected)]
@@ -67,7 +67,7 @@ def test_of_a_value_it_is_binary_cross_entropy_too():
 def test_of_a_value_whose_slope_is_infinite_at_the_cap():
     x = torch.tensor([[40.0, -40.0, 0.3, 1.0], [-200.0, 700.0, 1e9, 0.0]], dtype=F64)
     t = torch.tensor([[0.0, 1.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]], dtype=F64)
-    loss = FenchelYoungLoss(ByValue(), domain=Box(), on_failure="raise", reduction="none")
+    loss = FenchelYoungLoss(by_value(), domain=Box(), on_failure="raise", reduction="none")
     expected = torch.nn.functional.binary_cross_entropy_with_logits(x, t, reduction="none").sum(-1)
     assert torch.allclose(loss(x, t), expected, rtol=1e-14, atol=1e-12)
     assert (loss.mapping(x) - x.sigmoid()).abs().max() <= 1e-15

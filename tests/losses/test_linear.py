@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from omegas import Cubic
+from omegas import Cubic, Weighted, omega_of
 from torch.nn import functional as F
 
 import regmax
@@ -132,26 +132,14 @@ def test_second_derivatives_of_tied_weights():
 def test_a_hidden_tensor_that_learns_is_refused(learns):
     w = torch.ones(CLASSES, dtype=F64, requires_grad=True)
 
-    class Hidden(regmax.Regularizer):
-        def value(self, y):
-            return (w * y.square()).sum(-1)
-
+    hidden = omega_of(lambda y: (w * y.square()).sum(-1))
     given = [t.detach().requires_grad_(i in learns) for i, t in enumerate(inputs()[:2])]
     with pytest.raises(regmax.RegularizerError, match="requires grad and is not one of its"):
-        LinearFenchelYoungLoss(Hidden(), chunk=4)(*given, inputs()[2])
-
-
-class Priced(regmax.Regularizer):
-    def __init__(self, w):
-        super().__init__()
-        self.w = w
-
-    def value(self, y):
-        return (self.w * y.square()).sum(-1) / 2
+        LinearFenchelYoungLoss(hidden, chunk=4)(*given, inputs()[2])
 
 
 @pytest.mark.parametrize(
-    "made", [Priced, lambda w: regmax.regularizer("divergence", prior=w)], ids=["own", "prior"]
+    "made", [Weighted, lambda w: regmax.regularizer("divergence", prior=w)], ids=["own", "prior"]
 )
 def test_numbers_for_the_entries_of_each_row_take_all_rows_at_once(made):
     hidden, weight, target, bias = inputs()

@@ -4,14 +4,12 @@ Products, sums and factorisations of PyTorch round by the number of rows, on oth
 other ways: one Ω for each runs again with the instructions of older ones.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from mapping_checks import normal
+from processes import python
 from row_checks import everything, same_in_any_batch
 
 from regmax import RegularizedMax, Regularizer
@@ -141,11 +139,4 @@ def test_on_an_older_processor(cpu):
         "from test_batch_independence import test_any_batch\n"
         "for product in ('@', 'sum'): test_any_batch(product, 'norm')\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ, **OLDER[cpu]),
-        cwd=TESTS.parent,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
+    python(script, cwd=TESTS.parent, **OLDER[cpu])

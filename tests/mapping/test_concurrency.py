@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import subprocess
 import sys
 import threading
 
 import pytest
 import torch
 from omegas import Quadratic, penalty_of
+from processes import python
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -138,9 +138,7 @@ def test_from_several_threads():
 
 
 def run(script):
-    found = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300
-    )
+    found = python(script)
     assert found.stderr == ""
     return found.stdout
 

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from mapping_checks import normal
+from omegas import omega_of
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -18,12 +20,6 @@ def spd(d, seed=0):
     return b @ b.T + 0.3 * np.eye(d)
 
 
-def scores(rows, d, scale, seed=0):
-    return scale * torch.randn(
-        rows, d, dtype=F64, generator=torch.Generator().manual_seed(seed + d)
-    )
-
-
 def test_gradient_of_a_nested_module():
     class Nested(Regularizer):
         def __init__(self):
@@ -33,7 +29,7 @@ def test_gradient_of_a_nested_module():
             return y.square().sum(-1) / 2 + self.inner(y).logsumexp(-1)
 
     torch.manual_seed(0)
-    omega, x = Nested(), scores(1, 4, 0.4)
+    omega, x = Nested(), normal(1, 4, scale=0.4)
     layer = RegularizedMax(omega)
     names = [name for name, _ in layer.named_parameters()]
     assert names == ["omega.inner.weight", "omega.inner.bias"]
@@ -53,37 +49,28 @@ def test_gradient_of_a_nested_module():
 def test_a_norm_is_certified_at_a_vertex(power):
     """It does not bend along y: at a vertex, where every edge leads down, convexity is enough."""
 
-    class Norm(regmax.Regularizer):
-        def value(self, y):
-            return torch.linalg.vector_norm(y, power, dim=-1)
-
+    norm = omega_of(lambda y: torch.linalg.vector_norm(y, power, dim=-1))
     x = torch.tensor([[3.0, 0.0, -1.0], [0.5, 0.3, 0.0]], dtype=torch.float64)
-    solution = regmax.RegularizedMax(Norm(), on_failure="raise").solve(x)
+    solution = regmax.RegularizedMax(norm, on_failure="raise").solve(x)
     assert solution.y[0].tolist() == [1, 0, 0]
     assert (solution.y[1] > 0).sum() > 1
     assert (solution.error_bound < 1e-13).all()
 
 
-class Coupled(Regularizer):
-    """With a matrix, and a kink."""
-
-    def __init__(self, kink):
-        self.a, self.kink = torch.from_numpy(spd(5)), kink
-
-    def value(self, y):
-        smooth = (y @ self.a).square().sum(-1) / 2
-        return smooth + self.kink * y.amax(-1) + (1 - self.kink) * y.pow(3).sum(-1)
-
-
 @pytest.mark.parametrize("kink", [0.0, 0.4])
 def test_the_default_device_changes_nothing(kink):
-    """Not where Ω is new either."""
-    x, found = scores(3, 5, 1.0), []
+    """Not where Ω, with a matrix and a kink, is new either."""
+    x, found = normal(3, 5), []
+
+    def value(y, a):
+        smooth = (y @ a).square().sum(-1) / 2
+        return smooth + kink * y.amax(-1) + (1 - kink) * y.pow(3).sum(-1)
+
     for device in ("cpu", "meta"):
         base.METHODS.clear()
         with torch.device(device):
             leaf = x.clone().requires_grad_()
-            layer = RegularizedMax(Coupled(kink))
+            layer = RegularizedMax(omega_of(value, a=torch.from_numpy(spd(5))))
             solution = layer.solve(leaf)
             (g,) = torch.autograd.grad(solution.y.square().sum(), leaf)
         found.append((solution.y, solution.error_bound, g, layer(x), layer.max(x)))

@@ -2,12 +2,12 @@
 
 import math
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 import torch
+from omegas import omega_of
+from processes import python
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -209,7 +209,7 @@ def test_what_has_no_such_form_says_so(monkeypatch):
 
 @pytest.mark.skipif(find_spec("onnxscript") is None, reason="onnxscript is not installed")
 def test_onnx_says_why_an_omega_is_refused():
-    layer = regmax.RegularizedMax(Coupled(1.0, 1.0)).eval()
+    layer = regmax.RegularizedMax(COUPLED).eval()
     with pytest.raises(torch.onnx.errors.OnnxExporterError, match="it couples entries of y"):
         torch.onnx.export(layer, (torch.randn(3, 5),), dynamo=True, verbose=False)
 
@@ -246,7 +246,7 @@ ONNX = {
     "α = 50": (entmax(50.0), 270),
     "learnt α": (lambda dtype: regmax.regularizer("tsallis", alpha=learnt(1.3).to(dtype)), 290),
     "a value": (lambda dtype: Cubes(0.3, nn.Parameter(torch.tensor(0.7, dtype=dtype))), 310),
-    "a value, e'(0) = −∞": (lambda dtype: Entropic(0.3, 0.7), 340),
+    "a value, e'(0) = −∞": (lambda dtype: entropic(0.3), 340),
 }
 """With the most operations that each may have, those of the loops counted once."""
 
@@ -363,12 +363,6 @@ assert "regmax" not in sys.modules
 """
 
 
-def fresh(script, names):
-    command = [sys.executable, "-c", script, *map(str, names)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def kept(model, inputs, file):
     with torch.no_grad():
         torch.save((inputs, model(*inputs)), file.with_suffix(".pt"))
@@ -384,7 +378,7 @@ def test_models_are_loaded_in_a_fresh_process_at_other_sizes(tmp_path):
         torch.export.save(program, file.with_suffix(".pt2"))
         kept(model, inputs(4, 7), file)
         names.append(file)
-    fresh(LOAD, names)
+    python(LOAD, *names)
 
 
 @pytest.mark.slow
@@ -396,15 +390,7 @@ def test_aotinductor_runs_without_regmax(tmp_path):
     quick = {"aot_inductor.compile_wrapper_opt_level": "O0"}
     torch._inductor.aoti_compile_and_package(program, package_path=package, inductor_configs=quick)
     kept(model, queries(4, 7)[:1], file)
-    fresh(RUN, [file])
-
-
-@pytest.mark.parametrize("name", ["gini", "tsallis", "tv"])
-def test_executorch_takes_the_operations(name):
-    exir = pytest.importorskip("executorch.exir")
-    layer, x = regmax.RegularizedMax(regmax.regularizer(name)), torch.randn(3, 5)
-    edge = exir.to_edge(torch.export.export(layer, (x,))).exported_program()
-    torch.testing.assert_close(edge.module()(x), layer(x), rtol=0, atol=1e-6)
+    python(RUN, file)
 
 
 # -- as any module ----------------------------------------------------------------------------
@@ -417,7 +403,7 @@ def test_a_process_may_export_before_all_else():
         "torch.export.export(regmax.RegularizedMax(omega), (x,)); "
         "loss = regmax.FenchelYoungLoss(omega)(x, torch.tensor([0, 1, 2])); assert loss == 0"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python(code)
 
 
 # -- an Ω by its value ------------------------------------------------------------------------
@@ -431,67 +417,39 @@ class Cubes(regmax.Regularizer):
         return (self.a * y.square() / 2 + self.w * y.pow(3) / 6).sum(-1)
 
 
-class Weighted(Cubes):
-    def value(self, y):
-        return (self.w * y * (y + 1e-300).log()).sum(-1) + self.a * y.pow(3).mean(-1)
+def weighted(w):
+    return omega_of(lambda y, w: (w * y * (y + 1e-300).log()).sum(-1) + y.pow(3).mean(-1) / 2, w=w)
 
 
-class Entropic(Cubes):
-    def value(self, y):
-        return (self.a * y.square() + self.w * y * y.log()).sum(-1)
+def entropic(a):
+    return omega_of(lambda y: (a * y.square() + 0.7 * y * y.log()).sum(-1))
 
 
-class Powers(Cubes):
-    def value(self, y):
-        return (y**1.5 + self.a * y.square() + 0.1 * y**8).sum(-1)
+def powers(a):
+    return omega_of(lambda y: (y**1.5 + a * y.square() + 0.1 * y**8).sum(-1))
 
 
-class FromPrior(Cubes):
-    def value(self, y):
-        return (torch.xlogy(y, y / self.w) + self.a * y.square()).sum(-1)
+def from_prior(q):
+    return omega_of(lambda y, q: (torch.xlogy(y, y / q) + 0.1 * y.square()).sum(-1), q=q)
 
 
-class Falling(Cubes):
-    def value(self, y):
-        return (y.square() - self.w * y.pow(3)).sum(-1)
-
-
-class Flat(Cubes):
-    def value(self, y):
-        return self.w * y.pow(3).sum(-1)
-
-
-class Kinked(Cubes):
-    def value(self, y):
-        return (y.square() / 2 + (y - 0.3).relu()).sum(-1)
-
-
-class Coupled(Cubes):
-    def value(self, y):
-        return y.square().sum(-1) + y.sum(-1).pow(4)
-
-
-class Length(Cubes):
-    def value(self, y):
-        return y.square().mean(-1)
-
-
+COUPLED = omega_of(lambda y: y.square().sum(-1) + y.sum(-1).pow(4))
 OWN = {
     "numbers": lambda dtype: Cubes(1.0, 2.0),
     "a tensor": lambda dtype: Cubes(0.5, nn.Parameter(torch.tensor(0.7, dtype=dtype))),
-    "one per entry": lambda dtype: Weighted(
-        0.5, nn.Parameter(torch.linspace(0.5, 2, 12, dtype=dtype))
+    "one per entry": lambda dtype: weighted(nn.Parameter(torch.linspace(0.5, 2, 12, dtype=dtype))),
+    "flat at 0": lambda dtype: omega_of(
+        lambda y, w: w * y.pow(3).sum(-1), w=nn.Parameter(torch.tensor(0.7, dtype=dtype))
     ),
-    "flat at 0": lambda dtype: Flat(0, nn.Parameter(torch.tensor(0.7, dtype=dtype))),
     "an expression": lambda dtype: 0.5 * Cubes(1.0, 2.0) + regmax.regularizer("gini"),
 }
 BY_VALUE = OWN | {
-    "e'(0) = −∞": lambda dtype: Entropic(0.3, 0.7),
-    "a multiple of y log y": lambda dtype: Entropic(0.0, 0.7),
-    "powers": lambda dtype: Powers(0.3, 0),
-    "nearly flat": lambda dtype: Powers(1e-9, 0),
+    "e'(0) = −∞": lambda dtype: entropic(0.3),
+    "a multiple of y log y": lambda dtype: entropic(0.0),
+    "powers": lambda dtype: powers(0.3),
+    "nearly flat": lambda dtype: powers(1e-9),
     "large": lambda dtype: Cubes(1e6, 1e-3),
-    "from a prior": lambda dtype: FromPrior(0.1, torch.logspace(-9, 3, 12, dtype=dtype)),
+    "from a prior": lambda dtype: from_prior(torch.logspace(-9, 3, 12, dtype=dtype)),
 }
 
 
@@ -514,7 +472,8 @@ def test_an_omega_whose_slope_falls_is_nan_in_a_graph(monkeypatch):
     """The layer raises: a graph reads no numbers."""
     monkeypatch.setattr(transforms, "tracing", lambda: True)
     x = torch.tensor([[0.0, 0.1, -0.2], [0.0, -5.0, -5.0]])
-    y = decomposed.argmax(recorded(Falling(0.0, 2.0)), 1.0, x, None)
+    falling = omega_of(lambda y: (y.square() - 2 * y.pow(3)).sum(-1))
+    y = decomposed.argmax(recorded(falling), 1.0, x, None)
     assert bool(y[0].isnan().all())
 
 
@@ -523,7 +482,7 @@ def test_an_omega_whose_slope_falls_is_nan_in_a_graph(monkeypatch):
 def test_an_omega_by_its_value_is_trained_by_inductor():
     """Which checks the strides of what an operator returns."""
     torch._dynamo.reset()
-    layer = regmax.RegularizedMax(Weighted(0.5, nn.Parameter(torch.linspace(0.5, 2, 8))))
+    layer = regmax.RegularizedMax(weighted(nn.Parameter(torch.linspace(0.5, 2, 8))))
     model = nn.Sequential(nn.Linear(8, 8), layer)
     x, steps = torch.randn(6, 8), (torch.compile(model, fullgraph=True), model)
     losses = [(step(x) * torch.arange(8.0)).sum() for step in steps]
@@ -573,7 +532,7 @@ def test_maxima_losses_and_attention_of_a_value_are_compiled():
 
 def test_derivatives_where_the_kernel_is_forgotten(monkeypatch):
     torch._dynamo.reset()
-    omega = Weighted(0.5, torch.linspace(0.5, 2, 5, requires_grad=True))
+    omega = weighted(torch.linspace(0.5, 2, 5, requires_grad=True))
     layer, x = regmax.RegularizedMax(omega), torch.randn(3, 5, requires_grad=True)
     y, z = layer(x), torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
     monkeypatch.setattr("regmax.mapping.methods.from_value.again", lambda *_: None)
@@ -605,27 +564,29 @@ def test_an_omega_by_its_value_is_exported(strict, tmp_path):
         "torch.testing.assert_close(z, y, rtol=0, atol=1e-6, equal_nan=True)"
     )
     torch.save([x := hard(50, 13), layer(x).detach()], tmp_path / "rows.pt")
-    given = [str(tmp_path / name) for name in ("rows.pt", "own.pt2")]
-    subprocess.run([sys.executable, "-c", code, *given], check=True)
+    python(code, tmp_path / "rows.pt", tmp_path / "own.pt2")
     torch.testing.assert_close(program.run_decompositions().module()(x), layer(x), equal_nan=True)
 
 
 @pytest.mark.parametrize(
-    ("cls", "why"),
+    ("omega", "why"),
     [
-        (Kinked, "its derivatives may jump"),
-        (Coupled, "it couples entries of y"),
-        (Length, "it depends on the length of a row"),
+        (
+            omega_of(lambda y: (y.square() / 2 + (y - 0.3).relu()).sum(-1)),
+            "its derivatives may jump",
+        ),
+        (COUPLED, "it couples entries of y"),
+        (omega_of(lambda y: y.square().mean(-1)), "it depends on the length of a row"),
     ],
 )
-def test_a_value_that_cannot_be_recorded_says_why(cls, why):
+def test_a_value_that_cannot_be_recorded_says_why(omega, why):
     with torch.no_grad(), pytest.raises(NotImplementedError, match=why):
-        exported(regmax.RegularizedMax(cls(1.0, 1.0)), torch.randn(3, 4))
+        exported(regmax.RegularizedMax(omega), torch.randn(3, 4))
 
 
 def test_dynamo_says_what_to_do_where_the_graph_breaks():
-    omega, x = Coupled(1.0, 1.0), torch.randn(3, 4)
-    layer, loss = regmax.RegularizedMax(omega), regmax.FenchelYoungLoss(omega)
+    layer, loss = regmax.RegularizedMax(COUPLED), regmax.FenchelYoungLoss(COUPLED)
+    x = torch.randn(3, 4)
     model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2))
     for call in (layer, model, lambda x: loss(x, torch.tensor([0, 1, 2]))):
         torch._dynamo.reset()

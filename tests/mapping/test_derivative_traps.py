@@ -3,7 +3,7 @@
 import pytest
 import torch
 from mapping_checks import normal
-from omegas import Weighted
+from omegas import Weighted, omega_of
 from torch import nn
 from torch.autograd import forward_ad, grad
 from torch.nn.utils import parametrize
@@ -87,19 +87,16 @@ def test_a_closed_form_with_a_penalty_on_kinks_of_its_value():
 
 
 def test_a_row_that_the_steps_on_kinks_lose_spoils_no_derivative():
-    class Lost(Regularizer):
-        def __init__(self, w):
-            self.w = w
-
-        def value(self, y):
-            a, b = y[..., 0], y[..., 1]
-            return self.w * (y.square().sum(-1) / 2 + (a - b).relu() + (b - 0.4).relu() ** 2)
+    def value(y, w):
+        a, b = y[..., 0], y[..., 1]
+        return w * (y.square().sum(-1) / 2 + (a - b).relu() + (b - 0.4).relu() ** 2)
 
     w = torch.tensor(1.0, dtype=F64, requires_grad=True)
     x = torch.tensor([[1.0, 1.0, 0.0], [-1.612, -0.1367, 0.1552]], dtype=F64, requires_grad=True)
     v = torch.tensor([1.0, 0.3, -0.2], dtype=F64)
     together, *alone = (
-        grad((RegularizedMax(Lost(w))(rows) * v).sum(), (x, w)) for rows in (x, x[:1], x[1:])
+        grad((RegularizedMax(omega_of(value, w=w))(rows) * v).sum(), (x, w))
+        for rows in (x, x[:1], x[1:])
     )
     for a, b, c in zip(together, *alone, strict=True):
         torch.testing.assert_close(a, b + c)
@@ -148,12 +145,9 @@ def test_zeros_where_the_slope_is_infinite_at_others(case, d):
 def test_a_small_entry_hides_no_digits_of_others(low):
     """Its curvature is 1/y = 1e10 to 1e28; a kernel is made of the value for the other row."""
 
-    class First(Regularizer):
-        def value(self, y):
-            return y.square().sum(-1) / 2 + torch.xlogy(y[..., :1], y[..., :1]).sum(-1)
-
+    first = omega_of(lambda y: y.square().sum(-1) / 2 + torch.xlogy(y[..., :1], y[..., :1]).sum(-1))
     x = torch.tensor([[low, 0.2, 0.0, -0.1], [0.0, 0.1, 0.2, 0.3]], dtype=F64, requires_grad=True)
-    y, v = RegularizedMax(First())(x), normal(4)
+    y, v = RegularizedMax(first)(x), normal(4)
     assert 0 < y[0, 0] < 1e-10
     (got,) = grad(y[0], x, v)
     expected = v[1:] - v[1:].mean()

@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 from mapping_checks import normal
+from omegas import omega_of
 from points import module, point
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -70,7 +71,7 @@ def test_recorders_of_shapes(mapping):
         assert mapping(mode.from_tensor(x)).shape == x.shape
     with FlopCounterMode(display=False):
         torch.testing.assert_close(mapping(x), mapping(x))
-        ones = regmax.RegularizedMax(Cubic(torch.ones(5, dtype=F64)))(x)
+        ones = regmax.RegularizedMax(COUPLED)(x)
         assert torch.allclose(ones.sum(-1), torch.ones(3, dtype=F64))
 
 
@@ -184,30 +185,22 @@ def test_a_class_name_of_two_plugins_breaks_the_graph(monkeypatch):
     same(torch.compile(layer, backend="eager")(x), layer(x))
 
 
-class Cubic(regmax.Regularizer):
-    """Given by its value alone."""
-
-    def __init__(self, w):
-        self.w = w
-
-    def value(self, y):
-        return (y.square() / 2 + self.w * y.pow(3) + y * y.roll(1, -1) / 4).sum(-1)
+COUPLED = omega_of(
+    lambda y, w: (y.square() / 2 + w * y.pow(3) + y * y.roll(1, -1) / 4).sum(-1),
+    w=torch.ones(5, dtype=F64),
+)
 
 
 # -- what is refused is refused aloud -----------------------------------------------------------
 
 
 def test_what_cannot_be_recorded_says_so():
-    layer = regmax.RegularizedMax(Cubic(torch.ones(5, dtype=F64)))
-    with pytest.raises(NotImplementedError, match="value of Cubic cannot be recorded: it couples"):
-        torch.export.export(layer, (normal(3, 5),))
     solver = regmax.RegularizedMax(regmax.regularizer("gini"), solver="fista")
     with pytest.raises(NotImplementedError, match="solver='fista'"):
         torch.export.export(solver, (normal(3, 5),))
-    for refused in (layer, solver):
-        torch._dynamo.reset()
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
-            torch.compile(refused, fullgraph=True, backend="aot_eager")(normal(3, 5))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
+        torch.compile(solver, fullgraph=True, backend="aot_eager")(normal(3, 5))
 
 
 def test_certificates_are_taken_outside():
@@ -233,12 +226,9 @@ def test_what_is_differentiated_as_written_says_so():
 
 
 def test_a_curvature_too_large_to_write_down_says_so():
-    class Coupled(regmax.Regularizer):
-        def value(self, y):
-            return y.square().sum(-1) + y.mean(-1).square()
-
+    coupled = omega_of(lambda y: y.square().sum(-1) + y.mean(-1).square())
     with pytest.raises(NotImplementedError, match="declare its curvature"):
-        vmap(regmax.RegularizedMax(Coupled()))(normal(2, 600))
+        vmap(regmax.RegularizedMax(coupled))(normal(2, 600))
 
 
 @pytest.mark.parametrize(("name", "key"), KEYS.items())

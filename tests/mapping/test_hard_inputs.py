@@ -12,7 +12,6 @@ import references
 import torch
 from mapping_checks import normal
 
-import regmax
 from regmax import functional
 from regmax.testing import HARD_INPUTS, hard_inputs
 
@@ -82,58 +81,6 @@ def test_values(mapping, case):
     )
 
 
-@pytest.mark.parametrize("name", MAPPINGS)
-def test_sizes_and_scales(name):
-    """float64 within 1e-9 of the reference and float32 within 5e-6, for some γ and shifts."""
-    f, reference = MAPPINGS[name]
-    for k, d in enumerate((1, 2, 3, 7, 30, 200)):
-        for gamma, scale, shift in ((1.0, 1.0, 0.0), (0.5, 6.0, 5.0), (3.0, 0.05, -1e3)):
-            x = normal(2, d, seed=k) * scale + shift
-            x[1] = (x[1] * 2).round() / 2
-            right = expected(reference, x, None, gamma)
-            torch.testing.assert_close(f(x, gamma=gamma), right, rtol=0, atol=1e-9)
-            x = (x - shift).float()
-            right = expected(reference, x, None, gamma)
-            torch.testing.assert_close(f(x, gamma=gamma).double(), right, rtol=0, atol=5e-6)
-
-
-@pytest.mark.parametrize("gamma", [0.5, 2.0])
-def test_the_lowest_number_is_a_low_score(mapping, gamma):
-    """Additive masks hold finfo.min; over γ < 1 that overflows."""
-    f, _ = mapping
-    x, at = normal(3, 6, seed=18).float(), torch.tensor([1, 4])
-    gamma = torch.tensor(gamma, requires_grad=True)
-    lowest, low = (x.index_fill(1, at, v).requires_grad_() for v in (torch.finfo(F32).min, -1e4))
-    y = f(lowest, gamma=gamma)
-    torch.testing.assert_close(y, f(low, gamma=gamma), rtol=0, atol=16 * torch.finfo(F32).eps)
-    for g in torch.autograd.grad(y[:, 0].sum(), [lowest, gamma]):
-        assert torch.isfinite(g).all()
-
-
-@by_name(hard_inputs())
-@pytest.mark.parametrize("dtype", [F32, F64])
-def test_gradients(mapping, case, dtype):
-    """First and second derivatives are finite, also where y is 0; J1 = 0; empty rows get zeros."""
-    f, _ = mapping
-    x, mask = case.make(dtype)
-    x = x.contiguous().requires_grad_()
-    gamma = torch.tensor(1.0, dtype=dtype, requires_grad=True)
-    y = f(x, mask=mask, gamma=gamma)
-    good = ~y.detach().isnan().any(-1, keepdim=True)
-    v = normal(*x.shape, seed=1).to(dtype)
-    g, g_gamma = torch.autograd.grad(torch.where(good, y, 0), (x, gamma), v, create_graph=True)
-    g = torch.where(good, g, 0)
-    assert torch.isfinite(g).all()
-    assert (g[~participants(x.detach(), mask)] == 0).all()
-    assert torch.isfinite(g_gamma) or case.spoilt
-    largest = g.detach().abs().amax(-1) if x.numel() else g.sum(-1)
-    slack = (100 + x.shape[-1]) * torch.finfo(dtype).eps
-    assert (g.detach().sum(-1).abs() <= slack * (1 + largest)).all()
-    if g.requires_grad:
-        second = torch.autograd.grad((g * v).sum(), (x, gamma), materialize_grads=True)
-        assert torch.isfinite(torch.where(good, second[0], 0)).all()
-
-
 @pytest.mark.parametrize("gamma", [1e-6, 1e-3, 1e3, 1e6])
 def test_gamma(mapping, gamma):
     """Values, and γ ∂y/∂γ = −J x: Π_Ω does not change when x and γ grow together."""
@@ -187,28 +134,6 @@ def test_big(mapping, case):
     assert (y.double().sum(-1) - 1).abs().max() <= slack * torch.finfo(F32).eps
     assert (wide.sum(-1) - 1).abs().max() <= slack * torch.finfo(F64).eps
     torch.testing.assert_close(y.double(), wide, rtol=0, atol=2e-7)
-
-
-def test_certificates(mapping):
-    """Every answer to a hard input is certified, up to the rounding of the scores.
-
-    Where Ω has no curvature at 0 (α > 2) an entry exactly at the threshold could move at no cost.
-    """
-    f, _ = mapping
-    entmax = isinstance(f, functools.partial)
-    plugins = {"softmax": "entropy", "sparsemax": "gini", "entmax15": "tsallis"}
-    plugins |= {"pnormmax": "pnorm", "fusedmax": "tv", "oscarmax": "oscar"}
-    name = "tsallis" if entmax else plugins[f.__name__]
-    omega = regmax.regularizer(name, **(f.keywords if entmax else {}))
-    for case in hard_inputs():
-        x, mask = case.make(F64)
-        solution = regmax.RegularizedMax(omega).solve(x, mask)
-        if entmax and f.keywords["alpha"] > 2 and ("ties" in case.name or "lattice" in case.name):
-            continue
-        largest = torch.where(participants(x, mask), x, 0).nan_to_num(0, 0, 0).abs().amax(-1)
-        allowed = 1e-8 + 512 * torch.finfo(F64).eps * largest
-        good = ~solution.y.isnan().any(-1)
-        assert (solution.error_bound <= allowed)[good].all(), case.name
 
 
 HARD_VALUES = Path(references.__file__).with_name("hard_values.py")

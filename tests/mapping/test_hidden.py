@@ -266,15 +266,10 @@ def test_a_tensor_of_the_computation_is_not_hidden():
 def test_what_cannot_hide_a_tensor_is_not_evaluated():
     """The classes of the plugins that define kernels, and what is made of them."""
     a, tv = torch.tensor(1.3, requires_grad=True), regmax.penalty("tv")
-    for name in ("entropy", "gini", "pnorm", "tsallis", "tv", "oscar"):
-        assert not may_hide(regmax.regularizer(name))
     entmax = regmax.regularizer("tsallis", alpha=a)
-    for omega in (2 * entmax, entmax + regmax.regularizer("gini"), entmax + a * tv, entmax + tv):
+    for omega in (entmax, 2 * entmax, entmax + a * tv, type("Mine", (type(entmax),), {})()):
         assert not may_hide(omega)
-    for omega in (Holding([a]), 2 * Holding([a]), Holding([a]) + entmax, Holding([a]) + 0.1 * tv):
-        assert may_hide(omega)
     cls = type(entmax)
-    assert not may_hide(type("Mine", (cls,), {})())
     mine = type("Mine", (cls,), {"alpha": property(lambda self: a), "__init__": lambda self: None})
     x = normal(2, 3)
     (expected,) = torch.autograd.grad(RegularizedMax(entmax)(x).pow(3).sum(), a)

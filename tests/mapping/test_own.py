@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from points import OWN, omega_of
+from omegas import omega_of
 
 import regmax
 
@@ -10,47 +10,10 @@ F64 = torch.float64
 D = 5
 
 
-class Barrier(regmax.Regularizer):
-    def value(self, y):
-        return (y * y.log()).sum(-1)
-
-
-OMEGAS = {name: lambda name=name: omega_of(name) for name in OWN} | {"barrier": Barrier}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "shape"), [(F64, (D,)), (torch.float32, (50, D)), (torch.bfloat16, (2, 3, D))]
-)
-@pytest.mark.parametrize("name", OMEGAS)
-def test_a_second_call_is_that_of_the_solver(name, shape, dtype):
-    """Of a mapping and of a loss, with their gradients, in every dtype and shape."""
-    omega = OMEGAS[name]()
-    layer, loss = regmax.RegularizedMax(omega, 0.7), regmax.FenchelYoungLoss(omega, 0.7, dim=-1)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype).requires_grad_()
-    v = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
-    k = torch.arange(max(1, x.numel() // D))[: x.numel() // D].reshape(shape[:-1]) % D
-
-    def results():
-        y, value = layer(x), loss(x, k)
-        return y, value, *(torch.autograd.grad(t, x, w)[0] for t, w in ((y, v), (value, None)))
-
-    with regmax.kernels.reference():
-        expected = results()
-    results()
-    for got, right in zip(results(), expected, strict=True):
-        assert got.dtype == dtype
-        tol = 1e-8 if dtype == F64 else 2e-6 if dtype == torch.float32 else 2e-2
-        torch.testing.assert_close(got, right, rtol=tol, atol=tol)
-
-
 def test_a_value_that_jumps_at_0_keeps_its_loss():
-    class Root(regmax.Regularizer):
-        """Infinitely steep at 0: at ε² it is far from 0."""
-
-        def value(self, y):
-            return -y.pow(0.05).sum(-1)
-
-    loss = regmax.FenchelYoungLoss(Root(), reduction="none")
+    """Infinitely steep at 0: at ε² it is far from 0."""
+    root = omega_of(lambda y: -y.pow(0.05).sum(-1))
+    loss = regmax.FenchelYoungLoss(root, reduction="none")
     x, target = torch.randn(4, D, dtype=F64), torch.arange(4)
     first = loss(x, target)
     torch.testing.assert_close(loss(x, target), first, rtol=0, atol=1e-12)

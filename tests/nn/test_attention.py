@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from mapping_checks import normal
+from omegas import omega_of
 from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -139,15 +140,6 @@ def test_causal_biases_are_pytorchs(made):
         torch.testing.assert_close(ours, theirs, **EXACT)
         for a, b in zip(gradients(ours, [q, k, v]), gradients(theirs, [q, k, v]), strict=True):
             torch.testing.assert_close(a, b, **EXACT)
-
-
-@pytest.mark.parametrize("name", MAPPINGS)
-def test_a_causal_bias_is_its_triangle(name):
-    q, k, v = qkv()
-    for made, offset in ((causal_upper_left, 0), (causal_lower_right, S - L)):
-        triangle = torch.ones(L, S, dtype=torch.bool).tril(offset)
-        out = attention(q, k, v, name, attn_mask=made(L, S))
-        assert torch.equal(out, attention(q, k, v, name, attn_mask=triangle))
 
 
 @pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
@@ -376,13 +368,10 @@ def test_chunks_drop_weights_as_often_and_repeat_them_in_backward():
 def test_chunks_refuse_a_hidden_tensor_that_learns(learns):
     w = torch.ones(6, dtype=F64, requires_grad=True)
 
-    class Hidden(regmax.Regularizer):
-        def value(self, y):
-            return (w * y.square()).sum(-1)
-
+    hidden = omega_of(lambda y: (w * y.square()).sum(-1))
     q, k, v = (normal(6, 2).requires_grad_(name in learns) for name in "qkv")
     with pytest.raises(regmax.RegularizerError, match="requires grad and is not one of its"):
-        attention(q, k, v, Hidden(), chunk=2)
+        attention(q, k, v, hidden, chunk=2)
 
 
 def test_a_sink_takes_what_no_key_gets():

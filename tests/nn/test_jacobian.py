@@ -16,10 +16,8 @@ OMEGAS = {
     "pnormmax": regmax.regularizer("pnorm"),
     "fusedmax": regmax.regularizer("tv"),
     "fused entmax": regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv"),
+    "by value": Cubic(),
 }
-
-
-OMEGAS["by value"] = Cubic()
 
 
 def by_rows(layer, x, mask):

@@ -1,11 +1,9 @@
 """``RegularizedMax`` as an nn.Module, its smooth maximum, its solutions."""
 
-import copy
-
 import pytest
 import torch
 from mapping_checks import normal as scores
-from torch import nn
+from omegas import omega_of
 
 import regmax
 from regmax import RegularizedMax, Regularizer
@@ -74,29 +72,18 @@ def test_small_shapes(omega, shape):
     assert "forward" in layer.explain(x)
 
 
-class Cumulative(Regularizer):
-    def value(self, y):
-        return (y * y).sum(-1) + y.logcumsumexp(-1).sum(-1)
-
-
-class LogGamma(Regularizer):
-    def value(self, y):
-        return torch.lgamma(y + 1).sum(-1)
-
-
-class Capped(Regularizer):
-    """Not finite above ½: no answer on the simplex confirms a kernel."""
-
-    def value(self, y):
-        return (y * y.log() + (0.5 - y) * (0.5 - y).log()).sum(-1)
+CUMULATIVE = omega_of(lambda y: (y * y).sum(-1) + y.logcumsumexp(-1).sum(-1))
+LOG_GAMMA = omega_of(lambda y: torch.lgamma(y + 1).sum(-1))
+CAPPED = omega_of(lambda y: (y * y.log() + (0.5 - y) * (0.5 - y).log()).sum(-1))
+"""Not finite above ½: no answer on the simplex confirms a kernel."""
 
 
 @pytest.mark.parametrize(
     ("omega", "said"),
     [
-        (Cumulative(), "aten.logcumsumexp"),
-        (LogGamma(), "aten.digamma"),
-        (Capped(), "no answer of the solver on the simplex"),
+        (CUMULATIVE, "logcumsumexp"),
+        (LOG_GAMMA, "digamma"),
+        (CAPPED, "no answer of the solver on the simplex"),
     ],
 )
 def test_explain_says_why_no_kernel_is_made_of_a_value(omega, said):
@@ -111,45 +98,15 @@ def test_explain_says_why_no_kernel_is_made_of_a_value(omega, said):
 
 def test_explain_is_silent_on_kernels_that_are_made_or_not_tried():
     both = regmax.regularizer("gini") + regmax.regularizer("entropy")
-    for layer in (RegularizedMax(both), RegularizedMax(Cumulative(), solver="newton")):
+    for layer in (RegularizedMax(both), RegularizedMax(CUMULATIVE, solver="newton")):
         assert "no kernel" not in layer.explain(scores(3, 5))
 
 
-def test_masks_broadcast_and_scores_are_left_alone(omega):
-    layer = RegularizedMax(omega)
-    x, mask = scores(6, 8), torch.tensor([True, False] * 4)
-    before = x.clone()
-    assert torch.equal(layer(x, mask=mask), layer(x, mask=mask.expand(6, 8)))
-    assert torch.equal(x, before)
-
-
-def test_learnable_hyperparameters_are_parameters():
-    layer = RegularizedMax(
-        regmax.regularizer("tsallis", alpha=nn.Parameter(torch.tensor([1.5], dtype=F64))),
-        gamma=nn.Parameter(torch.tensor(1.0, dtype=F64)),
-    )
-    assert sorted(n for n, _ in layer.named_parameters()) == ["gamma", "omega.alpha"]
-    assert sorted(layer.state_dict()) == ["gamma", "omega.alpha"]
-    x = scores(2, 5).requires_grad_()
-    layer(x).square().sum().backward()
-    assert all(torch.isfinite(p.grad).all() and p.grad.abs() > 0 for p in layer.parameters())
-    twin = copy.deepcopy(layer)
-    twin.load_state_dict({"gamma": torch.tensor(2.0), "omega.alpha": torch.tensor([1.2])})
-    assert torch.allclose(twin(x), regmax.functional.entmax(x, alpha=1.2, gamma=2.0), atol=1e-7)
-    assert torch.allclose(layer(x), regmax.functional.entmax15(x), atol=1e-12)
-
-
-class Norm(regmax.Regularizer):
-    """‖y‖: strictly convex on the simplex, with no curvature along y itself."""
-
-    def value(self, y):
-        return y.norm(dim=-1)
-
-
 def test_one_participant_needs_no_curvature():
+    """‖y‖ is strictly convex on the simplex, with no curvature along y itself."""
     x = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[True, False, False]])
-    solution = RegularizedMax(Norm()).solve(x, mask=mask)
+    solution = RegularizedMax(omega_of(lambda y: y.norm(dim=-1))).solve(x, mask=mask)
     assert solution.y.tolist() == [[1.0, 0.0, 0.0]]
     assert solution.error_bound.item() < 1e-14
     (grad,) = torch.autograd.grad(solution.y[0, 0], x, create_graph=True)

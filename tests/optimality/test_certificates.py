@@ -6,8 +6,9 @@ import warnings
 
 import pytest
 import torch
-from bad_omegas import omega_of, square
+from bad_omegas import square
 from mapping_checks import normal as draw
+from omegas import omega_of
 from torch import Tensor
 
 import regmax
@@ -277,18 +278,11 @@ def test_what_solve_says_is_what_it_does():
         RegularizedMax(regmax.regularizer("gini"), tol=1e-12, on_failure="raise").solve(x.float())
 
 
-class Single(Regularizer):
-    """Computes in float32 inside."""
-
-    def value(self, y):
-        return (y.float().square().sum(-1) / 2).double()
-
-
 def test_a_value_in_float32_has_the_bound_of_float32():
-    x = draw(50, 5)
+    x, single = draw(50, 5), omega_of(lambda y: square(y.float()).double())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        solution = RegularizedMax(Single()).solve(x)
+        solution = RegularizedMax(single).solve(x)
     assert bool(((solution.y - sparsemax(x)).norm(dim=-1) <= solution.error_bound).all())
 
 
@@ -369,18 +363,10 @@ def test_where_it_has_a_kink_the_gradient_is_that_along_it():
     torch.testing.assert_close(torch.autograd.grad(solution.y, x, v)[0], expected)
 
 
-class Weighted(Regularizer):
-    """Says that it is permutation-invariant, and is not."""
-
-    permutation_invariant = True
-
-    def value(self, y):
-        return (torch.arange(1, y.shape[-1] + 1) * y.square()).sum(-1) / 2
-
-
 def test_a_base_that_is_not_permutation_invariant_is_not_composed_in_silence():
-    omega = Weighted() + 0.3 * regmax.penalty("grid_tv", shape=(1, 5))
-    with pytest.raises(ConvergenceError, match="Weighted"):
+    lie = omega_of(lambda y: square(torch.arange(1, 6).sqrt() * y), permutation_invariant=True)
+    omega = lie + 0.3 * regmax.penalty("grid_tv", shape=(1, 5))
+    with pytest.raises(ConvergenceError, match="Mine"):
         RegularizedMax(omega, on_failure="raise")(draw(6, 5))
 
 

@@ -4,7 +4,8 @@ import warnings
 
 import pytest
 import torch
-from bad_omegas import NOT_CONVEX, NOT_FINITE, NOT_SMOOTH, entropy, everywhere, omega_of, square
+from bad_omegas import NOT_CONVEX, NOT_FINITE, NOT_SMOOTH, entropy, everywhere, square
+from omegas import omega_of
 
 import regmax
 from regmax import ConvergenceError, ConvergenceWarning, RegularizedMax, RegularizerError

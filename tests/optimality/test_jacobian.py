@@ -116,6 +116,21 @@ def test_curvature_against_dense_linear_algebra(kind, d):
             assert torch.allclose(low[i], smallest)
 
 
+@pytest.mark.parametrize("first", structures(1, 1))
+@pytest.mark.parametrize("second", structures(1, 1))
+def test_curvatures_add_up(first, second):
+    (a, m), (b, n) = structures(3, 4)[first], structures(3, 4, seed=5)[second]
+    total, v = a.plus(b), random(3, 4, seed=9)
+    torch.testing.assert_close(total.matvec(v), ((m + n) @ v.unsqueeze(-1)).squeeze(-1))
+    support = torch.tensor([[True, True, True, False]]).expand(3, 4)
+    expected = Dense(m + n).jacobian(v, support)
+    torch.testing.assert_close(total.jacobian(v, support), expected, atol=1e-9, rtol=1e-9)
+    kinds = {type(a), type(b)}
+    sparse = DiagonalPlusRankOne if first != second else Dense
+    wanted = Diagonal if kinds == {Diagonal} else sparse if Dense not in kinds else Dense
+    assert type(total) is (MatrixFree if MatrixFree in kinds else wanted)
+
+
 @pytest.mark.parametrize("kind", ["dense", "matrix-free", "diagonal"])
 def test_lowest_sees_negative_curvature(kind):
     d = 5

@@ -187,8 +187,3 @@ class TestNames:
     def test_refused(self, text, words):
         with pytest.raises(UsageError, match=words):
             named(text)
-
-    def test_validate_takes_expressions(self, capsys):
-        argv = ["validate", "tsallis(alpha=1.5) + 0.1*tv", "gini", "--against", "generic"]
-        assert main(argv) == 0
-        assert "2 of 2 agree" in capsys.readouterr().out

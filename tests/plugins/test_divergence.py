@@ -143,20 +143,6 @@ def test_on_a_box_it_is_the_sigmoid_and_its_loss():
         RegularizedMax(FERMI, domain=Simplex(3.0))(torch.zeros(2))
 
 
-@pytest.mark.parametrize(
-    ("omega", "domain"),
-    [
-        (FERMI, None),
-        (divergence(0.5), Simplex(2.0, upper=1.0)),
-        (regmax.regularizer("jensen_shannon"), None),
-    ],
-)
-def test_a_graph_takes_them(omega, domain):
-    x, layer = rows(1.0)[5:], RegularizedMax(omega, domain=domain)
-    graph = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(graph(x), layer(x), atol=1e-9)
-
-
 def test_convex_programs():
     pytest.importorskip("cvxpy")
     prior = torch.rand(6, 5, dtype=F64) + 0.1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mapping_checks import normal
+from processes import python
 
 import regmax
 
@@ -262,9 +261,7 @@ def test_without_numba():
         "print(json.dumps([z.tolist(), p.prox(x, .3, mask).tolist(), p.groups(z).tolist(),\n"
         "                  p.subgradient(z, x - z, .3).tolist(), p.prox(x, 1e300).tolist()]))\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
-    )
+    run = python(script, PYTHONWARNINGS="error")
     x = normal(2, 12, seed=3)
     p = regmax.penalty("grid_tv", shape=(3, 4))
     z = p.prox(x, 0.3)
@@ -272,21 +269,3 @@ def test_without_numba():
     expected.append(p.prox(x, 1e300))
     for found, right in zip(json.loads(run.stdout), expected, strict=True):
         assert torch.equal(torch.tensor(found, dtype=right.dtype), right)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_recorded():
-    """One graph, without breaks, whose tensors are weights that learn."""
-    w = torch.tensor(WEIGHTS, dtype=F64, requires_grad=True)
-    x = normal(3, 6, seed=1)
-    for penalty in (graph(weights=w), graph(weights=WEIGHTS)):
-        layer = regmax.RegularizedMax(regmax.regularizer("gini") + 0.2 * penalty)
-        leaves = [x.clone().requires_grad_(), *([w] if penalty.weights is w else [])]
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        found, right = (
-            torch.autograd.grad(f(leaves[0]).square().sum(), leaves) for f in (compiled, layer)
-        )
-        for a, b in zip(found, right, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
-    exported = torch.export.export(layer, (x,))
-    assert torch.equal(exported.module()(x), layer(x))

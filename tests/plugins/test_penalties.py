@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-import references
 import torch
 from mapping_checks import normal
 from precision_checks import check_long_rows
@@ -24,40 +22,6 @@ both = pytest.mark.parametrize("dtype", [F32, F64])
 def mapped(name: str, x: Tensor, **given: Any) -> Tensor:
     found: Tensor = getattr(regmax.functional, MAPPINGS[name])(x, **given)
     return found
-
-
-def fitted(name: str, z: references.Row, lam: float) -> tuple[references.Row, references.Row]:
-    """The prox of a row, up to a shift, and ids of its groups."""
-    if name == "tv":
-        found = references.prox_tv(z, lam).astype(float)
-        return found, references.group_ids(found)
-    order = np.argsort(-z, kind="stable")
-    weights = len(z) - 1 - np.arange(len(z))
-    found = np.empty(len(z))
-    found[order] = references.isotonic_regression(z[order] - lam * weights, increasing=False).x
-    return found, references.group_ids(found, order)
-
-
-@each
-@both
-def test_members_of_a_group_are_equal(name: str, dtype: torch.dtype) -> None:
-    """To the bit; what is equal in the scores is equal in oscarmax."""
-    fused = 0
-    for d in (5, 12, 40, 200):
-        for scale in (0.05, 1.0):
-            x = (normal(4, d, seed=d) * scale).to(dtype)
-            x[1] = (x[1] * 2).round() / 2
-            y = mapped(name, x, lam=0.1 if name == "tv" else 0.02)
-            for row, z in zip(y, x.double().numpy(), strict=True):
-                _, ids = fitted(name, z - z.max(), 0.1 if name == "tv" else 0.02)
-                for k in set(ids.tolist()):
-                    members = row[torch.from_numpy(ids == k)]
-                    if dtype == F64 or name == "tv":
-                        assert len(members.unique()) == 1
-                    fused += len(members) > 1 and bool(members[0] > 0)
-                for value in set(z.tolist()) if name == "oscar" else ():
-                    assert len(row[torch.from_numpy(z == value)].unique()) == 1
-    assert fused > 20
 
 
 @each

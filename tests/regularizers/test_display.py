@@ -76,10 +76,6 @@ class TestFormulas:
     def test_with_numbers(self, omega, text):
         assert omega._repr_latex_() == shown(text)
 
-    def test_text_is_unchanged(self):
-        assert repr(regmax.regularizer("tv")) == "TV(lam=0.1)"
-        assert str(2 * regmax.regularizer("gini")) == "2.0*Gini()"
-
 
 class TestMarkdown:
     def test_a_table(self):

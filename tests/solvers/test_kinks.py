@@ -5,9 +5,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from bad_omegas import omega_of
 from bad_omegas import square as gini
 from mapping_checks import normal
+from omegas import omega_of
 from torch import Tensor
 from torch.nn import functional as F
 

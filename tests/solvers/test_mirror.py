@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from omegas import omega_of
 
 import regmax
 from regmax import AtMost, Box, RegularizedMax, Simplex
+from regmax.testing.backends.generic import definition
 
 F64 = torch.float64
 
@@ -70,6 +72,19 @@ def optimal(omega, x, y, domain, slack):
 
 @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
 @pytest.mark.parametrize("kind", DOMAINS)
+@pytest.mark.parametrize("name", ["entropy", "jensen_shannon", "fermi_dirac"])
+def test_separable_ones_by_their_values(name, kind, scale):
+    if name == "fermi_dirac" and kind in ("subset", "from below"):
+        pytest.skip("entries are at most 1")
+    omega, domain, x = regmax.regularizer(name), DOMAINS[kind](8), hard(20, 8, scale)
+    layer = RegularizedMax(definition(omega), domain=domain, solver="newton", on_failure="raise")
+    solution = layer.solve(x)
+    assert solution.iterations.max() <= 12
+    assert (solution.y - RegularizedMax(omega, domain=domain)(x)).abs().max() <= 1e-9
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("kind", DOMAINS)
 def test_every_row_is_certified_in_few_steps(kind, scale):
     for d in (3, 5, 8, 16, 33, 64):
         x, omega, domain = hard(6, d, scale), Quadratic(matrix(d)), DOMAINS[kind](d)
@@ -128,14 +143,6 @@ def test_derivatives_next_to_0_and_to_a_cap():
         assert torch.autograd.gradcheck(layer, x.clone().requires_grad_(), eps=1e-7, atol=1e-6)
 
 
-class Groups(regmax.Regularizer):
-    """The logarithm of an entry is small beside that of its group."""
-
-    def value(self, y):
-        s = torch.stack([t.sum(-1) for t in y.tensor_split(2, -1)], -1)
-        return torch.xlogy(y, y).sum(-1) / 10 + torch.xlogy(s, s).sum(-1)
-
-
 class Half(Quadratic):
     """A logarithm, or another infinite slope, in the first half of the entries alone."""
 
@@ -182,23 +189,24 @@ def test_derivatives_where_some_entries_are_0_and_others_cannot_be():
 
 
 def test_an_entropy_of_groups_takes_few_steps():
-    omega = Groups()
+    """The logarithm of an entry is small beside that of its group."""
+
+    def value(y):
+        s = torch.stack([t.sum(-1) for t in y.tensor_split(2, -1)], -1)
+        return torch.xlogy(y, y).sum(-1) / 10 + torch.xlogy(s, s).sum(-1)
+
+    omega = omega_of(value)
     with regmax.kernels.reference():
         solution = RegularizedMax(omega, on_failure="raise").solve(hard(8, 20, 10.0))
     assert solution.path == "solver newton"
     assert solution.iterations.max() <= 15
 
 
-class Barrier(Quadratic):
-    """−Σ log y_i / 100 + ½ yᵀQy."""
-
-    def value(self, y):
-        return ((y @ self.q) * y).sum(-1) / 2 - y.log().sum(-1) / 100
-
-
 def test_entries_that_do_not_take_part_hide_no_digits_of_a_pole():
     x = hard(8, 20, 1.0)
     mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.7
+    q = matrix(20, 100.0)
+    barrier = omega_of(lambda y: ((y @ q) * y).sum(-1) / 2 - y.log().sum(-1) / 100)
     with regmax.kernels.reference():
-        solution = RegularizedMax(Barrier(matrix(20, 100.0)), on_failure="raise").solve(x, mask)
+        solution = RegularizedMax(barrier, on_failure="raise").solve(x, mask)
     assert solution.path == "solver newton"

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from mapping_checks import normal
-from omegas import Power
+from omegas import Power, omega_of
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -62,36 +62,30 @@ class Lists(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Entropy(Regularizer):
-    def value(self, y):
-        return (y * y.log()).sum(-1)
+def entropy(y):
+    return (y * y.log()).sum(-1)
 
 
-class Coupled(Regularizer):
+def coupled(y):
     """A quadratic form and cubes."""
-
-    def value(self, y):
-        d = y.shape[-1]
-        steps = torch.arange(d, dtype=y.dtype, device=y.device)
-        q = (steps[:, None] - steps).abs().neg().exp() + 0.1 * torch.eye(d, dtype=y.dtype)
-        return 0.5 * ((y @ q) * y).sum(-1) + (y**3).sum(-1) / 6
+    steps = torch.arange(y.shape[-1], dtype=y.dtype, device=y.device)
+    q = (steps[:, None] - steps).abs().neg().exp() + 0.1 * torch.eye(len(steps), dtype=y.dtype)
+    return 0.5 * ((y @ q) * y).sum(-1) + (y**3).sum(-1) / 6
 
 
-class Chain(Regularizer):
+def chain(y):
     """Couples neighbours, with a slope that is infinite at 0."""
-
-    def value(self, y):
-        jumps = y.diff(dim=-1) ** 2 * (1 + y[..., 1:])
-        return (y * y.log()).sum(-1) + 0.5 * jumps.sum(-1)
+    jumps = y.diff(dim=-1) ** 2 * (1 + y[..., 1:])
+    return entropy(y) + 0.5 * jumps.sum(-1)
 
 
 CASES = {
     "power": (lambda: Power(1.5), ("newton", "fista", "interior")),
     "learned power": (lambda: Power(torch.tensor(1.5, requires_grad=True)), ("newton",)),
     "steep power": (lambda: Power(1.2), ("newton", "interior")),
-    "entropy": (Entropy, ("newton", "interior")),
-    "coupled": (Coupled, ("newton", "fista", "interior")),
-    "chain": (Chain, ("newton", "interior")),
+    "entropy": (lambda: omega_of(entropy), ("newton", "interior")),
+    "coupled": (lambda: omega_of(coupled), ("newton", "fista", "interior")),
+    "chain": (lambda: omega_of(chain), ("newton", "interior")),
     "penalty": (lambda: Power(2.0) + 0.1 * regmax.penalty("tv"), ("fista",)),
     "proximal": (lambda: regmax.regularizer("gini") + 0.1 * Ridge(), ("proximal",)),
 }

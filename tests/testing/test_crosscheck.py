@@ -102,7 +102,6 @@ WITHOUT_THE_LARGEST = torch.ones(3, 6, dtype=torch.bool).scatter_(-1, LARGEST, F
 FORMULA, GENERIC = {"closed form"}, {"against": ("generic",)}
 FAULTS = {
     "a closed form": (formula(Gini, lambda own, *at: nudged(own(*at))), FORMULA, {}),
-    "that of pnorm": (formula(PNorm, lambda own, *at: nudged(own(*at))), FORMULA, {}),
     "one row of many": (formula(Gini, rare), FORMULA, {"rows": 8, **GENERIC}),
     "no γ": (
         formula(Gini, lambda own, x, gamma, mask: own(x, 1.0, mask)),
@@ -124,11 +123,6 @@ FAULTS = {
     "a conjugate, 1e-5 less": (off_conjugate(-1e-5), {"declared conjugate"}, {}),
     "strong convexity": (
         lie(Tsallis, strong_convexity=30.0),
-        {"declared strong_convexity"},
-        {"scale": 0.3, **GENERIC},
-    ),
-    "that of the norm": (
-        lie(PNorm, strong_convexity=30.0),
         {"declared strong_convexity"},
         {"scale": 0.3, **GENERIC},
     ),

@@ -1,11 +1,11 @@
 """How checks are chosen, run, expected and reported."""
 
-import subprocess
 import sys
 import textwrap
 
 import pytest
 import torch
+from processes import python
 
 import regmax
 from regmax.kernels.simplex import project
@@ -302,9 +302,7 @@ class Mine(type(regmax.regularizer("gini"))):
 
 
 def test_optional_packages_are_optional():
-    command = [sys.executable, "-c", OPTIONAL_PACKAGES]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python(OPTIONAL_PACKAGES)
 
 
 # -- hard inputs -----------------------------------------------------------------------------------
