@@ -39,9 +39,10 @@ OMEGAS = {
     "tsallis 1.5": lambda: regmax.regularizer("tsallis", alpha=1.5),
     "tsallis 1.75": lambda: regmax.regularizer("tsallis", alpha=1.75),
     "scaled": lambda: 2 * regmax.regularizer("tsallis", alpha=1.25),
+    "fermi_dirac": lambda: regmax.regularizer("fermi_dirac"),
     "own": lambda: Cubic(torch.tensor(0.2, dtype=F64)),
 }
-STANDARD = [name for name in OMEGAS if name != "own"]
+STANDARD = [name for name in OMEGAS if name not in ("fermi_dirac", "own")]
 SHAPES = {"square": (4, 4), "wide": (3, 4), "tall": (6, 4)}
 
 

@@ -283,7 +283,7 @@ def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forwa
     plan = plan or bounds.solved(_OfPlans.of(omega, z, bounds), z)
     y = bounds.balanced(plan.y.reshape(z.shape))
     excess = bounds.excess(y)
-    missed = excess > SUMS * bounds.high.amax(-1)
+    missed = ~(excess <= SUMS * bounds.high.amax(-1))  # or NaN
     if bool(missed.any()):
         reason = bounds.short(plan)
         if reason is not None:
