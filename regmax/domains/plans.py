@@ -176,13 +176,16 @@ class Plans(Faced):
         return self.rows - plan.sum(-1), self.columns - plan.sum(-2)
 
     def excess(self, y: Tensor) -> Tensor:
+        # what is missing moves along the entries of y > 0, from column to row to column
         a, b = self._missing(y)
-        return torch.maximum(a.abs().amax(-1), b.abs().amax(-1))
+        return a.abs().sum(-1) + b.abs().sum(-1)
 
     def _wrong(self, y: Tensor) -> Tensor:
         # not as small as rounding: y changes less by what is wrong than by what puts it right
         small: float = max(64 * torch.finfo(y.dtype).eps, 1e-11)
-        return self.excess(y) > small * torch.maximum(self.rows.amax(-1), self.columns.amax(-1))
+        each = zip(self._missing(y), (self.rows, self.columns), strict=True)
+        a, b = (t.abs().amax(-1) / most.amax(-1) for t, most in each)
+        return torch.maximum(a, b) > small
 
     def feasible(self, y: Tensor) -> Tensor:
         right: Tensor = (self.off(y) == 0).all(-1) & ~self._wrong(y)

@@ -240,7 +240,8 @@ def _newton(e: Any, z: Tensor, a: Tensor, b: Tensor, v: Tensor) -> Plan:
         least = 1e-2 * far.square() * s.amax((-1, -2)) + torch.finfo(z.dtype).tiny
         d = -Laplacian(s, 1e-2 * far.clamp_max(1) + 8 * eps, least).solve(g, tol)
         d = d - d.mean(-1, keepdim=True)
-        d = d * (reach / d.abs().amax(-1).clamp_min(eps)).clamp_max(1).unsqueeze(-1)
+        part = (reach / d.abs().amax(-1).clamp_min(eps)).clamp_max(1)
+        d, reach = d * part.unsqueeze(-1), torch.where(part < 1, 2 * reach, reach)
         # ∇φ falls by 4 at a double root, where half of each step is missing
         double = (torch.minimum(fell, last) > 0.15) & (torch.maximum(fell, last) < 0.35)
         t = torch.ones_like(norm) + double

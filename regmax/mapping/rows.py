@@ -80,8 +80,8 @@ class Rows:
         y = self.inner(y0.detach()).to(self.x)
         if self.mask is not None:
             y = torch.where(self.mask, y, 0)
-        if self.empty is not None and self.spoilt is not None:
-            y = torch.where(self.empty | self.spoilt, self.domain.middle(y), y)
+        if self.unanswered is not None:
+            y = torch.where(self.unanswered, self.domain.middle(y), y)
         total = y.sum(-1, keepdim=True)
         if not bool(((y >= 0) & (y < torch.inf)).all() & (total > 0).all()):
             raise ValueError(
@@ -108,17 +108,29 @@ class Rows:
         return plans.movedim((-2, -1), (self.across, self.dim))
 
     def point(self, y: Tensor) -> Tensor:
-        """y in the dtype of these rows, at a bound where it is that bound but for rounding, and
-        some point of D in a row without an answer."""
+        """y in the dtype of these rows, at a bound where it is that bound but for rounding, with
+        the sum k where AtMost holds but for rounding, and some point of D in a row without an
+        answer."""
         ulps = 4 * torch.finfo(y.dtype).eps
         y = y.to(self.x.dtype)
         if isinstance(self.bounds, Bounded | Plans):
             for bound in (self.bounds.low, self.bounds.high):
                 y = torch.where((y - bound).abs() <= ulps * bound, bound, y)
-        for where in (self.empty, self.spoilt):
-            if where is not None:
-                y = torch.where(where, self.domain.middle(y), y)
+        if isinstance(self.bounds, Bounded) and self.bounds.at_most:
+            total = self.bounds.tensors["total"]
+            off = (y.sum(-1, keepdim=True) - total).abs()
+            tight = off <= ulps * y.shape[-1] ** 0.5 * total
+            y = torch.where(tight, replace(self.bounds, at_most=False).inside(y), y)
+        if self.unanswered is not None:
+            y = torch.where(self.unanswered, self.domain.middle(y), y)
         return y
+
+    @property
+    def unanswered(self) -> Tensor | None:
+        """The rows without an answer, (*batch, 1): empty or spoilt. None where all have one."""
+        if self.empty is None or self.spoilt is None:
+            return self.spoilt
+        return self.empty | self.spoilt
 
     def fill(self, t: Tensor) -> Tensor:
         """``t`` with the rows that have no answer set: 0 where empty, NaN where spoilt; counts are

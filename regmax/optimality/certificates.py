@@ -89,22 +89,21 @@ def certify(at: Point, tested: bool = False) -> Certificate:
             # the curvature at y says nothing of places far from y
             bound = torch.where(bound <= TRUSTED, bound, torch.inf)
         diameter = p.domain.diameter
-        bound = (
-            torch.minimum(bound, diameter)
-            if isinstance(diameter, Tensor)
-            else bound.clamp_max(diameter)
-        )
+        if not isinstance(diameter, Tensor):
+            diameter = bound.new_full((), diameter)
+        known = bound <= TRUSTED * diameter.clamp_max(1)
+        bound = torch.minimum(bound, diameter)
         bound = torch.where(p.domain.vertex(y, residual.rho, residual.rounding), 0, bound)
         bound = bound + residual.off + 4 * torch.finfo(y.dtype).eps
         bound = torch.where(torch.isfinite(bound), bound, torch.inf)
         support = at.support
         # within the error of y, and where that is small: a wrong answer is not made a right one
-        close = (bound <= TRUSTED).unsqueeze(-1)
+        close = (known & (bound <= TRUSTED)).unsqueeze(-1)
         if not p.structured:
             leaves = (push < -residual.rounding) | ((inner == 0) & ~wants)
             support = support & ~(close & (away <= bound.unsqueeze(-1)) & leaves & _bounded(at))
         support = support | (close & on & wants & (away == 0))
-        stray = _stray(at, residual, bound)
+        stray = _stray(at, residual, bound) & known.unsqueeze(-1)
     return Certificate(residual.gap.squeeze(-1), bound, estimated, support, stray, min_eigenvalue)
 
 

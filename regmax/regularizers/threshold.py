@@ -17,6 +17,7 @@ and passes it never; at a = 0 the sum is linear in t. Other e are kept in a brac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -70,8 +71,8 @@ def entries(omega: Any, z: Tensor, total: Tensor, steep: bool | Tensor) -> Tenso
     """argmax ⟨y, z⟩ − Ω(y) over y ≥ 0 with Σy = ``total``, (*batch, 1), in float64; the largest
     score of a row is 0. ``steep``: where e'' is 0 at 0."""
     on = z > -torch.inf
-    if omega.grad(torch.ones_like(total)).shape[-1] > 1:
-        z, high = torch.where(on, z, 0), total * on
+    if omega.grad(torch.ones_like(total)).shape[-1] > 1 or omega.highest < math.inf:
+        z, high = torch.where(on, z, 0), (total * on).clamp_max(omega.highest)
         return total * normalize(
             clipped(Separable(omega), z, 0 * total, high, total, False) / total
         )

@@ -418,3 +418,20 @@ def test_curvatures_beyond_the_square_root_of_the_largest_number_are_taken():
     x = 100 * torch.randn(10, 8, generator=torch.Generator().manual_seed(2), dtype=F64)
     layer = RegularizedMax(omega_of(both), domain=Simplex(3.0, 0.0, 1.0), on_failure="ignore")
     assert (layer.solve(x).y >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64], ids=str)
+@pytest.mark.parametrize("name", ["gini", "entropy", "jensen_shannon", "fermi_dirac"])
+def test_right_answers_are_certified_in_each_dtype(name, dtype):
+    """With a row of which no entry takes part, and a NaN."""
+    x = normal(12, 8, seed=40, scale=2.0)
+    x[-2:] *= 20
+    x[0], x[1, 3] = -torch.inf, torch.nan
+    for domain in (None, Simplex(0.5), Simplex(1.5, upper=1.0), AtMost(0.7), AtMost(2.0), Box()):
+        rows = x if domain is None or not domain.fixed_total else x[1:]
+        given = rows.to(dtype).requires_grad_()
+        options = {"domain": domain, "on_failure": "raise"}
+        y = RegularizedMax(regmax.regularizer(name), certify=True, **options)(given)
+        assert y.dtype == dtype
+        plain = RegularizedMax(regmax.regularizer(name), **options)(given)
+        torch.testing.assert_close(y, plain, rtol=0, atol=0, equal_nan=True)

@@ -39,9 +39,10 @@ OMEGAS = {
     "tsallis 1.5": lambda: regmax.regularizer("tsallis", alpha=1.5),
     "tsallis 1.75": lambda: regmax.regularizer("tsallis", alpha=1.75),
     "scaled": lambda: 2 * regmax.regularizer("tsallis", alpha=1.25),
+    "fermi_dirac": lambda: regmax.regularizer("fermi_dirac"),
     "own": lambda: Cubic(torch.tensor(0.2, dtype=F64)),
 }
-STANDARD = [name for name in OMEGAS if name != "own"]
+STANDARD = [name for name in OMEGAS if name not in ("fermi_dirac", "own")]
 SHAPES = {"square": (4, 4), "wide": (3, 4), "tall": (6, 4)}
 
 
@@ -260,6 +261,21 @@ def test_a_failure_is_reported():
         RegularizedMax(omega, domain=Transport())(x)
     with pytest.raises(regmax.ConvergenceError):
         RegularizedMax(omega, domain=Transport(), on_failure="raise")(x)
+
+
+@pytest.mark.parametrize("total", [1e-6, 1e4, 1e8])
+def test_totals_that_are_not_near_1(total):
+    """Π of scores x and sums ca, cb is c times that of x/c, a and b."""
+    x, rows, columns = normal(16, 4, 4, seed=30, scale=100.0), sums(31, 4, 1), sums(32, 4)
+    columns = columns * rows.sum() / columns.sum()
+    layers = (
+        RegularizedMax(regmax.regularizer("gini"), domain=domain, on_failure="ignore")
+        for domain in (Transport(rows, columns), Transport(total * rows, total * columns))
+    )
+    expected, solution = next(layers)(x / total) * total, next(layers).solve(x)
+    error = (solution.y - expected).norm(dim=(-1, -2))
+    assert (solution.error_bound >= error - 1e-10 * total).all() or total < 1
+    assert (error <= 1e-10 * total).all() or total < 1  # with scores 1e6 times as large as sums
 
 
 def test_losses_of_plans():

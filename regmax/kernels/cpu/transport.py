@@ -192,6 +192,7 @@ def _plan(own: Description, at: int, others: Any) -> Any:
             long = largest(d, m)
             if long > reach:
                 axpy(reach / long - 1.0, d, d, m, d)
+                reach *= 2.0
             double = min(fell, last) > 0.15 and max(fell, last) < 0.35
             t, low, high = 2.0 if double else 1.0, 0.0, np.inf
             first, up, before, taken, at_t = dot(g, d, m), 0.0, norm, 0.0, 0.0

@@ -33,7 +33,7 @@ from .kernel import kernel_of, numbers_of
 from .solver import Forward, Settings, by_solver
 
 SUMS = 1e-8
-"""The error of a sum of a plan from which on it is reported."""
+"""The error of a sum of a plan, relative to its largest entry, from which on it is reported."""
 
 
 class Between(Method):
@@ -282,8 +282,10 @@ def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forwa
     where = "in PyTorch" if plan is None else "by its numba kernel"
     plan = plan or bounds.solved(_OfPlans.of(omega, z, bounds), z)
     y = bounds.balanced(plan.y.reshape(z.shape))
-    excess = bounds.excess(y)
-    missed = excess > SUMS * bounds.high.amax(-1)
+    # the sums of a balanced plan are right, wherever Newton's method stopped
+    off = bounds.excess(y) / bounds.high.amax(-1)
+    off = torch.maximum(off, plan.error.view(off.shape))
+    missed = ~(off <= SUMS)  # or NaN
     if bool(missed.any()):
         reason = bounds.short(plan)
         if reason is not None:
@@ -291,8 +293,8 @@ def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forwa
         if settings.on_failure != "ignore":
             message = (
                 f"Newton's method: {int(missed.sum())} of {missed.numel()} plans do not have the "
-                f"sums of their rows and columns (plans {few(missed)}; largest error "
-                f"{excess.max().item():.2g}). Scale the scores down, or raise gamma"
+                f"sums of their rows and columns (plans {few(missed)}; largest relative error "
+                f"{off.max().item():.2g}). Scale the scores down, or raise gamma"
             )
             if settings.on_failure == "raise":
                 raise ConvergenceError(message)
