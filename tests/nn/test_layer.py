@@ -81,8 +81,8 @@ CAPPED = omega_of(lambda y: (y * y.log() + (0.5 - y) * (0.5 - y).log()).sum(-1))
 @pytest.mark.parametrize(
     ("omega", "said"),
     [
-        (CUMULATIVE, "logcumsumexp"),
-        (LOG_GAMMA, "digamma"),
+        (CUMULATIVE, "aten.logcumsumexp"),
+        (LOG_GAMMA, "aten.digamma"),
         (CAPPED, "no answer of the solver on the simplex"),
     ],
 )
