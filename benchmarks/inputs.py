@@ -63,5 +63,8 @@ def case(
     x = KINDS[kind][1](n, t).to(dtype)
     v = torch.randn(rows, d, device=device, generator=generator).to(dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    alpha = torch.linspace(1.25, 1.75, rows, device=device, dtype=wide).unsqueeze(-1)
-    return Case(x, v, alpha)
+    alpha = torch.linspace(1.25, 1.75, rows, device=device, dtype=wide)
+    order = torch.randperm(
+        rows, device=device, generator=generator
+    )  # rows beside each other differ
+    return Case(x, v, alpha[order].unsqueeze(-1))
