@@ -7,7 +7,7 @@ import importlib.util
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,12 +33,14 @@ def held(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         variable.reset(token)
 
 
-def reference() -> AbstractContextManager[None]:
+@contextmanager
+def reference() -> Iterator[None]:
     """``with regmax.kernels.reference():`` switches kernels off: PyTorch operations run instead.
 
     For comparisons, and to test whether a kernel causes a problem.
     """
-    return held(ASKED, False)
+    with held(ASKED, False):
+        yield
 
 
 def asked() -> bool:
