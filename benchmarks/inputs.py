@@ -64,7 +64,6 @@ def case(
     v = torch.randn(rows, d, device=device, generator=generator).to(dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     alpha = torch.linspace(1.25, 1.75, rows, device=device, dtype=wide)
-    order = torch.randperm(
-        rows, device=device, generator=generator
-    )  # rows beside each other differ
+    # sorted, rows beside each other would have supports of about one size
+    order = torch.randperm(rows, device=device, generator=generator)
     return Case(x, v, alpha[order].unsqueeze(-1))

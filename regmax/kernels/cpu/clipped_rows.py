@@ -21,11 +21,14 @@ from .jit import njit
 from .mapping import LARGEST
 from .simd import LANES, larger, smaller
 from .sixteen_rows import (
+    APART,
     COUNT,
+    ENOUGH,
     LOW,
     MOST,
     PLACE,
     SCALE,
+    SHARED,
     TAU,
     THETA,
     TOP,
@@ -200,17 +203,20 @@ def _row(
         common.place(scores, d, least, y, out, blank)
 
     @njit
+    def given(room: Any) -> Any:
+        """The largest entries, the factors, θ, Σ y and the bounds of sixteen rows."""
+        by, most = lane(room, THETA), lane(room, MOST)
+        bounds = 0.0, most, -np.inf, slope(most, by)[0]
+        return lane(room, TOP), lane(room, SCALE), by, lane(room, TOTAL), bounds
+
+    @njit
     def pack(
         job: Any, like: Any, arrays: Any, group: Any, room: Any, packed: Any, count: int
     ) -> None:
         """Of rows whose 32 largest entries (by lanes) are packed."""
-        (_, _, tile, _, _, z, rounded), apart = (
-            group[sixteen_rows.SHARED],
-            group[sixteen_rows.APART],
-        )
-        d, long, by, most = job[common.WIDTH], arrays[1], lane(room, THETA), lane(room, MOST)
-        top, scale, total = lane(room, TOP), lane(room, SCALE), lane(room, TOTAL)
-        bounds = 0.0, most, -np.inf, slope(most, by)[0]
+        (_, _, tile, _, _, z, rounded), apart = group[SHARED], group[APART]
+        d, long = job[common.WIDTH], arrays[1]
+        top, scale, by, total, bounds = given(room)
         m = tiles.columns(room, packed, apart, -np.inf, tile)
         low = start(tile, m, top, scale, z, rounded, by, total, total, bounds)
         simd.store(room, LANES * TAU, low)
@@ -234,18 +240,13 @@ def _row(
     def finish(
         job: Any, like: Any, arrays: Any, group: Any, room: Any, packed: Any, count: int
     ) -> None:
-        (_, _, tile, y, _, z, rounded), apart = (
-            group[sixteen_rows.SHARED],
-            group[sixteen_rows.APART],
-        )
+        (_, _, tile, y, _, z, rounded), apart = group[SHARED], group[APART]
         d, blank = job[common.WIDTH], job[common.BLANK] != 0
         for k in range(count, LANES):  # one entry, with a sum that it reaches above the bound on τ
             room[LANES * TOTAL + k] = min(room[LANES * MOST], room[LANES * TOTAL]) / (4.0 * LANES)
-        top, scale, by = lane(room, TOP), lane(room, SCALE), lane(room, THETA)
-        low, most, total = lane(room, TAU), lane(room, MOST), lane(room, TOTAL)
-        bounds = 0.0, most, -np.inf, slope(most, by)[0]
-        m = tiles.columns(room, packed, apart, -np.inf, tile)
-        size = lane(room, SIZE), most, lane(room, ZERO), total * (8.0 * EPS * np.sqrt(1.0 * d))
+        top, scale, by, total, bounds = given(room)
+        m, low = tiles.columns(room, packed, apart, -np.inf, tile), lane(room, TAU)
+        size = lane(room, SIZE), bounds[1], lane(room, ZERO), total * (8.0 * EPS * np.sqrt(1.0 * d))
         near = 1e-8 if memory.size(like) == 4 else 1e-11
         good = solve(tile, m, top, scale, z, rounded, by, size, total, total, bounds, low, near, y)
         simd.store(room, LANES * SIZE, good)
@@ -289,14 +290,14 @@ def _row(
             room, packed = sixteen_rows.room_of(group, place), sixteen_rows.packed_of(group, place)
             k = sixteen_rows.waiting(group, place)
             own = sixteen_rows.numbers_of(room, k)
-            simd.store(packed, k * group[sixteen_rows.APART], best)
-            simd.store(packed, k * group[sixteen_rows.APART] + LANES, second)
+            simd.store(packed, k * group[APART], best)
+            simd.store(packed, k * group[APART] + LANES, second)
             own[LANES * ROW], own[LANES * SIZE], own[LANES * PLACE] = r, 2 * LANES, k
             own[LANES * TOP], own[LANES * SCALE] = top, scale
             own[LANES * THETA], own[LANES * ZERO] = theta, zero(theta)
             own[LANES * MOST], own[LANES * TOTAL] = most, total
             room[LANES * COUNT] = k + 1
-            if k + 1 == group[sixteen_rows.ENOUGH]:
+            if k + 1 == group[ENOUGH]:
                 fill(job, like, arrays, group)
             return np.inf
         _, kept, _, rounded, z = arrays

@@ -17,7 +17,7 @@ from . import common, jacobian, memory, simd, sixteen_rows
 from .jit import njit
 from .prox import LAMBDA, Prox, penalty, scratch
 from .simd import LANES
-from .sixteen_rows import COUNT, PLACE, SCALE, THETA, TOP
+from .sixteen_rows import APART, COPIES, COUNT, ENOUGH, PLACE, SCALE, THETA, TOP
 from .threshold import SOME, Description, equation
 from .tiles import LONGEST, ROW, SIZE
 
@@ -122,7 +122,7 @@ def _rows(
         if not covers(theta):
             others(job, r, like, gamma, theta, rows, work, group)
             return
-        d, blank, copy = job[common.WIDTH], job[common.BLANK] != 0, group[sixteen_rows.COPIES]
+        d, blank, copy = job[common.WIDTH], job[common.BLANK] != 0, group[COPIES]
         k, w, waits = 0, penalty(job, r, chained), d <= widest
         if waits:
             k = sixteen_rows.waiting(group, place)
@@ -139,11 +139,11 @@ def _rows(
             return
         room, packed = sixteen_rows.room_of(group, place), sixteen_rows.packed_of(group, place)
         one = sixteen_rows.numbers_of(room, k)
-        simd.store(packed, k * group[sixteen_rows.APART], best)
+        simd.store(packed, k * group[APART], best)
         one[LANES * ROW], one[LANES * SIZE], one[LANES * PLACE] = r, LANES, k
         one[LANES * TOP], one[LANES * SCALE] = top, _scale(factor(theta) / gamma)
         one[LANES * THETA], room[LANES * COUNT] = theta, k + 1
-        if k + 1 == group[sixteen_rows.ENOUGH]:
+        if k + 1 == group[ENOUGH]:
             together(job, like, (rows, work), group)
 
     @njit

@@ -29,7 +29,7 @@ from .simd import LANES
 STEPS, FEW = 100, 3
 """The most steps to an answer, and those in float32 where few entries are left."""
 NEAR = 2e-3
-"""The last relative step in float32: the error is its square."""
+"""The largest last step in float32, over τ; the error after it is about its square."""
 EPS = float(np.finfo(np.float64).eps)
 SOME = 64 * LANES
 """Entries whose sum is added to the others as one: rounding does not grow with their number."""

@@ -33,15 +33,19 @@ _MANY = 8
 
 class Template:
     """``forward`` and ``backward`` of rows; θ and the factor of γ are those of ``rows``. ``bound``:
-    on the distance of a row to the maximiser. ``missed``: how many rows were not certified so far.
-    ``alike``: whether all entries have the same e."""
+    on the distance of a row to the maximiser. ``alike``: whether all entries have the same e."""
 
     rows: CompiledRows
     theta: Hyper
-    scale, bound, missed, alike = 1.0, NEAR, 0, True
+    scale, bound, alike = 1.0, NEAR, True
 
     def __init__(self) -> None:
         self.jobs: dict[Any, DirectRows] = {}
+
+    @property
+    def missed(self) -> int:
+        """How many rows were not certified so far, in all calls."""
+        return 0
 
     def forward(self, x: Tensor, gamma: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
         """y, and a bound on the distance of each row to the maximiser; +inf: not all are solved."""
@@ -114,7 +118,7 @@ class Implicit(Template):
         self._missed = ctypes.c_int64.from_address(at + 8 * MISSED)
 
     @property
-    def missed(self) -> int:  # type: ignore[override]
+    def missed(self) -> int:
         return self._missed.value
 
 
