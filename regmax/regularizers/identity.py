@@ -19,8 +19,9 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import math
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -184,10 +185,13 @@ def state(
     module: nn.Module, kept: list[Any], tensors: list[Tensor] | None = None
 ) -> tuple[Any, ...]:
     """All that a value may depend on, except the numbers of tensors: the attributes of Ω, of its
-    modules and of their classes, and what ``value`` reads from outside. Objects count by
-    identity, and are added to ``kept``; the tensors inside Ω are added to ``tensors``."""
+    modules and of their classes, the code of their functions, and what these read from outside.
+    Objects count by identity, and are added to ``kept``; the tensors inside Ω are added to
+    ``tensors``."""
     cls = type(module)
-    found: list[Any] = [cls, module.training]
+    found: list[Any] = [cls, module.training, torch.get_default_dtype()]
+    own_classes = [c for c in cls.__mro__ if c.__module__.partition(".")[0] not in _OURS]
+    files, read = {c.__module__ for c in own_classes}, set[FunctionType]()
 
     def add(name: str, item: Any) -> None:
         if isinstance(item, Tensor):
@@ -195,8 +199,17 @@ def state(
             if not item.is_floating_point():  # indices are part of the code
                 found.append(tuple(item.flatten().tolist()))
         elif type(item) in _NUMBERS or isinstance(item, bool | int | float | str):
-            found.append((name, type(item), item if item == item else None))  # NaN
+            found.append((name, item if item == item else None, type(item)))  # NaN
+        elif isinstance(item, FunctionType) and item.__module__ in files:
+            found.append((name, item.__code__, item))
+            if item not in read:
+                read.add(item)
+                for key, held in _read(item):
+                    add(key, held)
+        elif isinstance(item, _CODE):
+            found.append((name, item))
         elif isinstance(item, tuple) and len(item) <= 64:
+            found.append((name, len(item)))
             for k, each in enumerate(item):
                 add(f"{name}.{k}", each)
         else:
@@ -210,46 +223,90 @@ def state(
                 add(name, item)
                 if tensors is not None and isinstance(item, Tensor):
                     tensors.append(item)
-    for name, item in _outside(cls):
-        add(name, item)
+    for c in own_classes:
+        for name, item in vars(c).items():
+            item = getattr(item, "__func__", item)  # of a static method
+            if type(item) is property:
+                add(name, item.fget)
+            elif type(item) is FunctionType:
+                if name != "__init__":
+                    add(name, item)
+            elif not (name.startswith("__") or hasattr(Regularizer, name)):
+                add(name, item)
     for name, inner in own["_modules"].items():
         found.append((name, inner and state(inner, kept, tensors)))
     return tuple(found)
 
 
-def _outside(cls: type[Any]) -> Iterator[tuple[str, Any]]:
-    """What the classes of an Ω hold besides methods, and what their functions read from closures
-    and global names, except functions, classes and modules."""
-    for c in cls.__mro__:
-        if c is Regularizer or c is nn.Module:
-            break
-        for name, item in vars(c).items():
-            if not isinstance(item, FunctionType):
-                if not (name.startswith("__") or hasattr(Regularizer, name) or _fixed(item)):
-                    yield name, item
-                continue
-            code, space = item.__code__, item.__globals__
-            cells = zip(code.co_freevars, item.__closure__ or (), strict=True)
-            read = [(k, cell.cell_contents) for k, cell in cells if k != "__class__"]
-            for key, held in (*read, *((k, space.get(k)) for k in _global_names(code))):
-                if held is not None and not _fixed(held):
-                    yield key, held
+_OURS = ("builtins", "regmax", "torch")
+"""The packages whose classes read nothing that changes."""
+_CODE = (FunctionType, BuiltinFunctionType, ModuleType, type, torch.dtype, torch.device)
+
+
+def _read(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function reads from its defaults, closures and global names."""
+    code, space = function.__code__, function.__globals__
+    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+    read = [(key, cell.cell_contents) for key, cell in cells if key != "__class__"]
+    read += [(key, space.get(key)) for key in _names(code)[0]]
+    read += [("", function.__defaults__), ("", function.__kwdefaults__)]
+    return ((key, held) for key, held in read if held is not None)
 
 
 @functools.lru_cache(maxsize=1024)
-def _global_names(code: CodeType) -> tuple[str, ...]:
-    """The global names that a function and the functions inside it read."""
-    own = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
-    inner = [_global_names(c) for c in code.co_consts if isinstance(c, CodeType)]
-    return tuple(dict.fromkeys([*own, *itertools.chain(*inner)]))
+def _names(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The global names that a function and the functions inside it read, and all other names that
+    they use, but those of their own variables."""
+    named = [i for i in dis.get_instructions(code) if i.opcode in dis.hasname]
+    outer = [i.argval for i in named if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    others = {i.argval for i in named if i.opname not in ("LOAD_GLOBAL", "LOAD_NAME")}
+    inner = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
+    outer += itertools.chain(*(names for names, _ in inner))
+    return tuple(dict.fromkeys(outer)), frozenset(others.union(*(more for _, more in inner)))
 
 
-_CONSTANT = (torch.dtype, torch.device, ModuleType, property, classmethod, staticmethod)
+_PLAIN = frozenset(("device", "double", "dtype", "float64", "functional", "nn", "shape", "special"))
+_BUILTIN = frozenset(
+    ("abs", "enumerate", "float", "int", "len", "max", "min", "range", "sum", "zip")
+)
+_MODULES = (torch, torch.special, torch.nn.functional, math)
 
 
-def _fixed(item: Any) -> bool:
-    """Whether an object is code or a constant of PyTorch."""
-    return callable(item) or isinstance(item, _CONSTANT)
+def determined(known: tuple[Any, ...], kept: list[Any]) -> bool:
+    """Whether a :func:`state` and the numbers of its tensors determine the value: functions read
+    what is in it, and operations of PyTorch and of :mod:`math`."""
+    named = [
+        item for item in known if isinstance(item, tuple) and item and isinstance(item[0], str)
+    ]
+    inside = {name for name, *_ in named}
+
+    def fits(name: str, item: Any) -> bool:
+        if isinstance(item, CodeType):
+            outer, others = _names(item)
+            return inside.union(_BUILTIN).issuperset(outer) and all(
+                name in inside or _is_operation(name) for name in others
+            )
+        if isinstance(item, ModuleType):
+            return item in _MODULES
+        if isinstance(item, _CODE[:2]):
+            called = item.__name__
+            return _is_operation(called) and any(item is getattr(m, called, 0) for m in _MODULES)
+        return not isinstance(item, type)
+
+    return not kept and "value" in inside and all(fits(name, item) for name, item, *_ in named)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_operation(name: str) -> bool:
+    """Whether PyTorch or :mod:`math` gives this name to what depends on its arguments alone. (The
+    value was recorded: what is random, or reads the numbers of a tensor, has no kernel.)"""
+    for each in (name, f"special_{name}"):
+        packet = getattr(torch.ops.aten, each, None)
+        if isinstance(packet, torch._ops.OpOverloadPacket):
+            results = [getattr(packet, k)._schema.returns[:1] for k in packet.overloads()]
+            if any(str(t.type) == "Tensor" for found in results for t in found):
+                return True
+    return name in _PLAIN or (hasattr(math, name) and not name.startswith("_"))
 
 
 # -- tensors that have no name --------------------------------------------------------------------

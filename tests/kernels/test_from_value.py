@@ -2,6 +2,7 @@
 
 import gc
 import math
+import types
 import warnings
 import weakref
 
@@ -746,12 +747,114 @@ def test_many_omegas_do_not_leak():
     assert len(base.METHODS) <= 2 * base._MOST
 
 
-NUMBER = 2.0
+# -- what a value may depend on --------------------------------------------------------------------
+
+NUMBER, CONSTANTS = 2.0, types.ModuleType("constants")
+CONSTANTS.number = 2.0
+
+
+def squares(t):
+    return NUMBER * t * t
+
+
+def cubes(t):
+    return NUMBER * t**3 + t * t
+
+
+class Mixed:
+    def part(self, y):
+        return squares(y)
 
 
 class Inner(regmax.Regularizer):
     def value(self, y):
         return (lambda t: NUMBER * t * t)(y).sum(-1)
+
+
+class Calls(regmax.Regularizer, Mixed):
+    def value(self, y):
+        return self.part(y).sum(-1)
+
+
+class Own(regmax.Regularizer):
+    def value(self, y):
+        return (2.0 * y**2).sum(-1)
+
+
+class Replaced(Own):
+    def value(self, y):
+        return (2.0 * y**2).sum(-1)
+
+
+class Property(regmax.Regularizer):
+    @property
+    def factor(self):
+        return NUMBER
+
+    def value(self, y):
+        return self.factor * (y * y).sum(-1)
+
+
+class Default(regmax.Regularizer):
+    def value(self, y, factor=2.0):
+        return factor * (y * y).sum(-1)
+
+
+class Rounded(regmax.Regularizer):
+    def value(self, y):
+        return torch.tensor(0.1).double() * (y * y).sum(-1)
+
+
+class OfModule(regmax.Regularizer):
+    def value(self, y):
+        return CONSTANTS.number * (y * y).sum(-1)
+
+
+class Flag(regmax.Regularizer):
+    def value(self, y):
+        return (1.0 + torch.is_warn_always_enabled()) * (y * y).sum(-1)
+
+
+class Named(regmax.Regularizer):
+    def value(self, y):
+        return vars(CONSTANTS)["number"] * (y * y).sum(-1)
+
+
+CHANGES = {
+    "a global": (Inner, lambda m: m.setitem(globals(), "NUMBER", 3.0), True),
+    "a global of a called one": (Calls, lambda m: m.setitem(globals(), "NUMBER", 3.0), True),
+    "a called function": (Calls, lambda m: m.setitem(globals(), "squares", cubes), True),
+    "a method": (Own, lambda m: m.setattr(Own, "value", Inner.value), True),
+    "its code": (Replaced, lambda m: m.setattr(Replaced.value, "__code__", cube.__code__), True),
+    "a property": (Property, lambda m: m.setitem(globals(), "NUMBER", 3.0), True),
+    "a default": (Default, lambda m: m.setattr(Default.value, "__defaults__", (3.0,)), True),
+    "the default dtype": (Rounded, lambda m: torch.set_default_dtype(F64), False),
+    "a flag of PyTorch": (Flag, lambda m: torch.set_warn_always(True), False),
+    "a module's number": (OfModule, lambda m: m.setattr(CONSTANTS, "number", 3.0), False),
+    "an object's number": (Named, lambda m: m.setattr(CONSTANTS, "number", 3.0), False),
+}
+
+
+def cube(self, y):
+    return (y**3 + y**2).sum(-1)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_value_is_compared_unless_its_state_determines_it(change, monkeypatch):
+    cls, make, determined = CHANGES[change]
+    layer, x = regmax.RegularizedMax(cls()), torch.randn(3, 5, dtype=F64)
+    assert torch.equal(layer(x), layer(x))
+    known = [t.determined for t in base.METHODS.values() if type(t).__name__ == "TracedValue"]
+    assert known[-1:] == [determined]
+    try:
+        make(monkeypatch)
+        with regmax.kernels.reference():
+            expected = layer(x)
+        torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-9)
+        torch.testing.assert_close(torch.func.vmap(layer)(x), expected, rtol=0, atol=1e-9)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_warn_always(False)
 
 
 def test_a_global_of_an_inner_function_is_part_of_the_state(monkeypatch):

@@ -245,9 +245,14 @@ class NumbaKernel:
         return self._templates[dense]
 
     def solve_laid_out(
-        self, x: Tensor, gamma: Tensor, given: LaidOut, points: Tensor, count: int
+        self,
+        x: Tensor,
+        gamma: Tensor,
+        given: LaidOut,
+        points: Tensor | None = None,
+        count: int = 0,
     ) -> tuple[Tensor, float, list[float]]:
-        """y, and the largest bound of :meth:`solve`. ``points``, (``count`` or more, d), gets some
+        """y, and the largest bound of :meth:`solve`. ``points``, (``count`` or more, d), get some
         of the answers, evenly spaced, with ε² for zeros. The list has ``count`` pairs of numbers:
         Ω there, and the sum of the sizes of its terms, if the kernel has ``sums``."""
         x = given.moved(x, gamma)
@@ -255,7 +260,7 @@ class NumbaKernel:
             y, found = self._solved(x, gamma, given, None, points, count)
             return y, max(found[: len(x)]), found[len(x) :]
         y, bound = given.template.forward(x, gamma, None)
-        if not self.sums:
+        if points is None or not self.sums:
             return y, bound, []
         found, some = (ctypes.c_double * (2 * count))(), y[:: -(-len(x) // count)]
         if 2 not in given.jobs:

@@ -20,7 +20,7 @@ from ...optimality.problem import Problem
 from ...regularizers import curvature
 from ...regularizers.arguments import DTYPES
 from ...regularizers.errors import RegularizerError
-from ...regularizers.identity import state
+from ...regularizers.identity import determined, state
 from ...regularizers.penalty import Penalized
 from ...regularizers.recorded import Recorded
 from ...regularizers.regularizer import Regularizer
@@ -88,7 +88,8 @@ def method_of(
     if not all(unlearnt(t, recording) for t in found.traced.entry.outside):
         return None
     fixed = found.fixed(tensors)
-    call = FixedKernel(fixed, gamma, omega.value, settings.tolerance(F64))
+    value = None if found.determined else omega.value
+    call = FixedKernel(fixed, gamma, value, settings.tolerance(F64))
     return Method(None, fixed.omega, (gamma,), direct=call)
 
 
@@ -143,10 +144,11 @@ def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
     if not isinstance(found, TracedValue):
         return None
     entry = found.traced.entry
-    if found.kept or entry.outside:
-        return None  # here the value cannot be compared with the traced one
-    if changed(entry, rows.omega, found.point, found.others):
-        return None
+    if not found.determined:
+        if found.kept or entry.outside:
+            return None  # here the value cannot be compared with the traced one
+        if changed(entry, rows.omega, found.point, found.others):
+            return None
     return method(FromValue(found, settings), found.traced, [rows.gamma, *entry.inputs(tensors)])
 
 
@@ -217,7 +219,9 @@ def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | Non
             inputs = entry.inputs(tensors)
             kernel = made_by(entry, inputs, x.shape[-1])
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
-            made = TracedValue(kernel, traced, kept, y, others, [])
+            sure = not (batched or entry.outside or omega._modules)
+            sure = sure and determined(state(omega, []), kept)
+            made = TracedValue(kernel, traced, kept, y, others, sure, [])
             return compared(made, inputs, rows.narrow, problem, by_reference(problem))
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
@@ -328,6 +332,8 @@ class FromValue(Kernel):
 
     def compare(self, rows: Rows, y: Tensor) -> None:
         """Compare the value of Ω with the traced one, and remember it where they differ."""
+        if self.made.determined:
+            return
         try:
             with transforms.unhooked():
                 self._look(rows, y)
@@ -374,9 +380,15 @@ class FixedKernel(Direct):
 
     def solved(self, x: Tensor, count: int) -> tuple[Tensor, list[float]]:
         """y, certified; and the pairs (Ω, the size of its terms) at ``count`` answers or fewer,
-        evenly spaced. The value of Ω is compared with the traced one."""
-        fixed, rows = self.fixed, x.shape[0]
-        kernel, step = fixed.kernel, -(-rows // count)
+        evenly spaced. There the value of Ω is compared with the traced one, if it is given."""
+        fixed, value, rows = self.fixed, self.value, x.shape[0]
+        kernel, self.value = fixed.kernel, None  # y keeps the kernel: it must not keep Ω
+        if not count:
+            y, worst, sums = kernel.solve_laid_out(x, self.gamma, fixed.laid_out)
+            if not worst <= self.tol:
+                raise Missed
+            return y, sums
+        step = -(-rows // count)
         count = -(-rows // step)
         points = fixed.points(count)
         y, worst, sums = kernel.solve_laid_out(x, self.gamma, fixed.laid_out, points, count)
@@ -386,11 +398,12 @@ class FixedKernel(Direct):
             points[:-1] = simplex.inward(y[::step].double())
             each = terms(fixed.entry, points[:-1], fixed.inputs)
             sums = torch.stack([each.sum(-1), each.abs().sum(-1)], 1).flatten().tolist()
+        if value is None:
+            return y, sums
         if count > _POINTS:
             step = -(-count // _POINTS)
             points = torch.cat((points[:-1:step], points[-1:]))
             some = [number for k in range(0, count, step) for number in sums[2 * k : 2 * k + 2]]
-        value, self.value = self.value, None  # y keeps the kernel: it must not keep Ω
         self._compare(value, points, (sums if count <= _POINTS else some) + fixed.expected)
         return y, sums
 
@@ -408,7 +421,7 @@ class FixedKernel(Direct):
                 raise Missed
 
     def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
-        return self.solved(x, min(x.shape[0], _POINTS))[0], None
+        return self.solved(x, 0 if self.value is None else min(x.shape[0], _POINTS))[0], None
 
     def backward(
         self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool

@@ -58,13 +58,15 @@ def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class TracedValue:
     """A kernel and what it is made of; ``kept`` keeps alive what the key knows by its identity.
-    At ``point``, with the tensors ``others``, the value can be compared under a transform too."""
+    ``determined``: the value is the traced one wherever the key is the same. Otherwise it is
+    compared; at ``point``, with the tensors ``others``, under a transform too."""
 
     kernel: Any
     traced: Traced
     kept: list[Any]
     point: Tensor
     others: dict[str, Tensor]
+    determined: bool
     last: list[Any]
 
     def inputs(self, tensors: list[Tensor]) -> list[Tensor]:
