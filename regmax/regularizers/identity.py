@@ -190,8 +190,7 @@ def state(
     ``tensors``."""
     cls = type(module)
     found: list[Any] = [cls, module.training, torch.get_default_dtype()]
-    own_classes = [c for c in cls.__mro__ if c.__module__.partition(".")[0] not in _OURS]
-    files, read = {c.__module__ for c in own_classes}, set[FunctionType]()
+    classes, read = _classes(cls), set[FunctionType]()
 
     def add(name: str, item: Any) -> None:
         if isinstance(item, Tensor):
@@ -200,7 +199,7 @@ def state(
                 found.append(tuple(item.flatten().tolist()))
         elif type(item) in _NUMBERS or isinstance(item, bool | int | float | str):
             found.append((name, item if item == item else None, type(item)))  # NaN
-        elif isinstance(item, FunctionType) and item.__module__ in files:
+        elif isinstance(item, FunctionType) and item.__module__ in classes.values():
             found.append((name, item.__code__, item))
             if item not in read:
                 read.add(item)
@@ -223,7 +222,7 @@ def state(
                 add(name, item)
                 if tensors is not None and isinstance(item, Tensor):
                     tensors.append(item)
-    for c in own_classes:
+    for c in classes:
         for name, item in vars(c).items():
             item = getattr(item, "__func__", item)  # of a static method
             if type(item) is property:
@@ -238,8 +237,13 @@ def state(
     return tuple(found)
 
 
-_OURS = ("builtins", "regmax", "torch")
-"""The packages whose classes read nothing that changes."""
+@functools.lru_cache(maxsize=1024)
+def _classes(cls: type[Any]) -> dict[type[Any], str]:
+    """The classes of an Ω that are neither regmax's nor PyTorch's, and their modules."""
+    ours = ("builtins", "regmax", "torch")
+    return {c: c.__module__ for c in cls.__mro__ if c.__module__.partition(".")[0] not in ours}
+
+
 _CODE = (FunctionType, BuiltinFunctionType, ModuleType, type, torch.dtype, torch.device)
 
 
