@@ -190,7 +190,8 @@ def state(
     ``tensors``."""
     cls = type(module)
     found: list[Any] = [cls, module.training, torch.get_default_dtype()]
-    classes, read = _classes(cls), set[FunctionType]()
+    classes = _classes(cls)  # type: ignore[arg-type]
+    read: set[FunctionType] = set()
 
     def add(name: str, item: Any) -> None:
         if isinstance(item, Tensor):

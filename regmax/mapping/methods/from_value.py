@@ -87,10 +87,14 @@ def method_of(
         return None
     if not all(unlearnt(t, recording) for t in found.traced.entry.outside):
         return None
-    fixed = found.fixed(tensors)
+    fixed, tol = found.fixed(tensors), settings.tolerance(F64)
+    if found.determined and fixed.last[:2] == (gamma, tol):
+        return fixed.last[2]  # type: ignore[no-any-return]
     value = None if found.determined else omega.value
-    call = FixedKernel(fixed, gamma, value, settings.tolerance(F64))
-    return Method(None, fixed.omega, (gamma,), direct=call)
+    made = Method(None, fixed.omega, (gamma,), direct=FixedKernel(fixed, gamma, tol, value))
+    if found.determined:
+        fixed.last = gamma, tol, made
+    return made
 
 
 def of_rows(
@@ -373,7 +377,7 @@ class FixedKernel(Direct):
     """The same at fixed numbers of γ and the tensors of Ω, for plain rows: all that
     :class:`FromValue` checks is checked here too, where possible in compiled code."""
 
-    def __init__(self, fixed: Fixed, gamma: float, value: Any, tol: float) -> None:
+    def __init__(self, fixed: Fixed, gamma: float, tol: float, value: Any = None) -> None:
         self.fixed, self.gamma = fixed, constant(gamma, fixed.point.device)
         self.value, self.tol = value, tol
         self.dtypes = fixed.laid_out.dtypes

@@ -102,6 +102,7 @@ class Fixed:
         self.tensors, self.inputs, self.point = owned, inputs, point
         self._points = point
         self.vertices: Tensor | None = None
+        self.last: tuple[Any, ...] = ()  # of a method: γ, its tolerance, and it
 
     @functools.cached_property
     def omega(self) -> Traced:
