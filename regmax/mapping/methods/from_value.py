@@ -88,12 +88,13 @@ def method_of(
     if not all(unlearnt(t, recording) for t in found.traced.entry.outside):
         return None
     fixed, tol = found.fixed(tensors), settings.tolerance(F64)
-    if found.determined and fixed.last[:2] == (gamma, tol):
-        return fixed.last[2]  # type: ignore[no-any-return]
+    last = found.last[1:]
+    if last[:2] == [gamma, tol] and last[2].direct.fixed is fixed:  # no other thread's
+        return last[2]  # type: ignore[no-any-return]
     value = None if found.determined else omega.value
     made = Method(None, fixed.omega, (gamma,), direct=FixedKernel(fixed, gamma, tol, value))
     if found.determined:
-        fixed.last = gamma, tol, made
+        found.last[1:] = gamma, tol, made
     return made
 
 

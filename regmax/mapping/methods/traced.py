@@ -59,7 +59,8 @@ def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
 class TracedValue:
     """A kernel and what it is made of; ``kept`` keeps alive what the key knows by its identity.
     ``determined``: the value is the traced one wherever the key is the same. Otherwise it is
-    compared; at ``point``, with the tensors ``others``, under a transform too."""
+    compared; at ``point``, with the tensors ``others``, under a transform too. ``last``: what is at
+    the last numbers, and of the method at these, γ, the tolerance, and it."""
 
     kernel: Any
     traced: Traced
@@ -102,7 +103,6 @@ class Fixed:
         self.tensors, self.inputs, self.point = owned, inputs, point
         self._points = point
         self.vertices: Tensor | None = None
-        self.last: tuple[Any, ...] = ()  # of a method: γ, its tolerance, and it
 
     @functools.cached_property
     def omega(self) -> Traced:
