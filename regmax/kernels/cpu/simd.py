@@ -397,3 +397,16 @@ def _constant(array: Any, value: float) -> Any:
 as_bits32 = _converted(types.int32, lambda builder, v, kind: builder.bitcast(v, kind))
 to_float32 = _converted(types.float32, lambda builder, v, kind: builder.sitofp(v, kind))
 from_bits32 = _converted(types.float32, lambda builder, v, kind: builder.bitcast(v, kind))
+
+
+def _halves(which: int) -> Any:
+    def make(builder: Any, v: Any, kind: Any) -> Any:
+        both = builder.bitcast(v, ir.VectorType(kind.element, 2 * LANES))
+        places = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(which, 2 * LANES, 2)))
+        return builder.shuffle_vector(both, ir.Constant(both.type, ir.Undefined), places)
+
+    return _converted(types.float32, make)
+
+
+first_half, second_half = _halves(0), _halves(1)
+"""The numbers of float32 in the memory of float64."""

@@ -30,8 +30,8 @@ LEAST = 1e-30
 """Where e is evaluated instead of at 0."""
 ROUND, ROUND_BITS, HALF_BIN = 12582912.0, 0x4B400000, 1 << (BIN - 1)
 """x + ROUND − ROUND is x rounded, and its bits are ROUND_BITS more than that integer."""
-STEPS, TRIES = 40, 12
-"""The most steps of Newton's method in float32, and in float64."""
+FEW, STEPS, TRIES = 3, 40, 12
+"""The most steps of Newton's method to a bound, in float32, and in float64."""
 
 
 @njit
@@ -91,7 +91,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
         """y and dy/du from the nearest number of the table, of float32, as if e' were a power; u is
         less e'(0) if that is finite."""
         numbers = _numbers(simd.largest(theta))
-        known = memory.floats(int(numbers[TABLE]))
+        known = memory.doubles(int(numbers[TABLE]))
         if dense:
             base, width = numbers[BASE], numbers[WIDTH]
             place = smaller(larger((u - base) * (1.0 / width), 0.0), numbers[COUNT] - 1.0)
@@ -107,8 +107,8 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
             near = simd.from_bits32(simd.shift_left(k, BIN))
             k = simd.sub_int(k, int(numbers[COUNT]))
             away = away - near
-        k = simd.shift_left(k, 1)
-        v, rate = simd.gather(known, k), simd.gather(known, simd.add_int(k, 1))
+        both = simd.gather(known, k)
+        v, rate = simd.first_half(both), simd.second_half(both)
         curve = numbers[CURVE]
         q = rate * away
         found, slope = v * (q * (q * curve + 1.0) + 1.0), v * rate * (q * (curve * 2.0) + 1.0)
@@ -150,7 +150,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
         return 0.0 - slopes(1.0 / whole_sum(sums, whole), numbers)[0]
 
     @njit
-    def rough(z: Any, n: int, theta: Any, tau: Any, whole: bool, tol: float) -> Any:
+    def rough(z: Any, n: int, theta: Any, tau: Any, whole: bool, steps: int, tol: float) -> Any:
         """τ in float32, from a lower bound, with Σy = 1 but for ``tol`` before the last step."""
         none, zero, one = simd.spread(tau, 0.0), _at(theta, ZERO), _at(theta, ONE)
         numbers = shifted(_numbers(simd.largest(theta)), NUMBERS)
@@ -158,7 +158,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
         low, high = none - one - (abs(one) + 1.0), none - zero
         if dense:
             tau = larger(start(z, n, numbers, tau, whole), tau)
-        for _ in range(STEPS):
+        for _ in range(steps):
             sums, rates, edge = none, none, tau if dense else tau + zero
             for i in range(0, n, LANES):
                 v, dv = table(simd.load(z, i) - edge, theta)
@@ -186,7 +186,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
         least = 0.0 - narrow(_one(theta))
         if dense:
             return least
-        found = rough(z, n, theta, least, whole, 3e-3)
+        found = rough(z, n, theta, least, whole, FEW, 3e-3)
         return larger(found - (absolute(found) + 1.0) * 1e-2, least)
 
     @njit
@@ -264,7 +264,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
         """As :func:`regmax.kernels.cpu.threshold.equation` makes it; ``rounded`` has room for n
         numbers of float64."""
         wide, double = memory.doubles(memory.address_of(rounded)), memory.size(y) == 8
-        t, least = simd.wide(rough(rounded, n, theta, tau, whole, 1e-4)), simd.wide(tau)
+        t, least = simd.wide(rough(rounded, n, theta, tau, whole, STEPS, 1e-4)), simd.wide(tau)
         none = simd.spread(t, 0.0)
         moving, low, high = none < none + 1.0, none - np.inf, none + np.inf
         precise, tol, far, change, rates = double, 1e-9 if double else 3e-6, moving, none, none
