@@ -30,7 +30,7 @@ LEAST = 1e-30
 """Where e is evaluated instead of at 0."""
 ROUND, ROUND_BITS, HALF_BIN = 12582912.0, 0x4B400000, 1 << (BIN - 1)
 """x + ROUND − ROUND is x rounded, and its bits are ROUND_BITS more than that integer."""
-FEW, STEPS, TRIES = 3, 40, 12
+FEW, STEPS, TRIES = 4, 40, 12
 """The most steps of Newton's method to a bound, in float32, and in float64."""
 
 
@@ -151,7 +151,8 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
 
     @njit
     def rough(z: Any, n: int, theta: Any, tau: Any, whole: bool, steps: int, tol: float) -> Any:
-        """τ in float32, from a lower bound, with Σy = 1 but for ``tol`` before the last step."""
+        """τ in float32, from a lower bound, with Σy = 1 but for ``tol`` before the last step; where
+        it is not there yet, a lower bound."""
         none, zero, one = simd.spread(tau, 0.0), _at(theta, ZERO), _at(theta, ONE)
         numbers = shifted(_numbers(simd.largest(theta)), NUMBERS)
         moving = none < none + 1.0
@@ -178,7 +179,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
             moving = moving & simd.not_below(absolute(off), tol)
             if simd.count(moving) == 0:
                 break
-        return tau
+        return select(moving, low, tau)
 
     @njit
     def bound(z: Any, n: int, theta: Any, high: Any, whole: bool) -> Any:
