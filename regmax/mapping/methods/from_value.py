@@ -2,8 +2,9 @@
 
 A kernel belongs to all Ω of the same :func:`~regmax.regularizers.identity.state`. When it is made,
 the solver computes some rows with all of its checks of Ω, and the kernel must agree with it and
-with the derivatives of the value. At every call the kernel certifies each row, the value of Ω is
-compared with the traced one in some rows, and the solver computes what was not certified.
+with the derivatives of the value. At every call the kernel certifies each row, and the solver
+computes what was not certified. The value of Ω is compared with the traced one in some rows, unless
+it is :func:`~regmax.regularizers.identity.determined`.
 """
 
 from __future__ import annotations
