@@ -9,9 +9,9 @@ them.
 - *Does a class compute what its kernel computes?* By the classes that define each method
   (:func:`trusted`, :func:`plain`).
 - *What may its numbers depend on?* For a graph, the :func:`form` that determines its text
-  (:mod:`regmax.regularizers.serialize`). For a class of a user, its :func:`state`. A tensor that
-  is no attribute, of a closure or a container, has no name: one that requires grad is refused
-  (:func:`refuse_hidden`).
+  (:mod:`regmax.regularizers.serialize`). For a class of a user, its :func:`state`, and what this
+  leaves open unless the value is :func:`determined`. A tensor that is no attribute, of a closure
+  or a container, has no name: one that requires grad is refused (:func:`refuse_hidden`).
 """
 
 from __future__ import annotations
@@ -270,7 +270,10 @@ def _names(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
     return tuple(dict.fromkeys(outer)), frozenset(others.union(*(more for _, more in inner)))
 
 
-_PLAIN = frozenset(("device", "double", "dtype", "float64", "functional", "nn", "shape", "special"))
+_PLAIN = frozenset(
+    ("T", "device", "dim", "double", "dtype", "float64", "ndim", "numel", "shape", "size")
+    + ("functional", "nn", "special")
+)
 _BUILTIN = frozenset(
     ("abs", "enumerate", "float", "int", "len", "max", "min", "range", "sum", "zip")
 )
@@ -280,9 +283,8 @@ _MODULES = (torch, torch.special, torch.nn.functional, math)
 def determined(known: tuple[Any, ...], kept: list[Any]) -> bool:
     """Whether a :func:`state` and the numbers of its tensors determine the value: functions read
     what is in it, and operations of PyTorch and of :mod:`math`."""
-    named = [
-        item for item in known if isinstance(item, tuple) and item and isinstance(item[0], str)
-    ]
+    pairs = [item for item in known if isinstance(item, tuple) and item]
+    named = [item for item in pairs if isinstance(item[0], str)]
     inside = {name for name, *_ in named}
 
     def fits(name: str, item: Any) -> bool:
