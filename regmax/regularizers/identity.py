@@ -270,10 +270,8 @@ def _names(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
     return tuple(dict.fromkeys(outer)), frozenset(others.union(*(more for _, more in inner)))
 
 
-_PLAIN = frozenset(
-    ("T", "device", "dim", "double", "dtype", "float64", "ndim", "numel", "shape", "size")
-    + ("functional", "nn", "special")
-)
+_SHAPES = frozenset(("T", "device", "dim", "double", "dtype", "ndim", "numel", "shape", "size"))
+_INSIDE = frozenset(("float64", "functional", "nn", "special"))
 _BUILTIN = frozenset(
     ("abs", "enumerate", "float", "int", "len", "max", "min", "range", "sum", "zip")
 )
@@ -313,7 +311,7 @@ def _is_operation(name: str) -> bool:
             results = [getattr(packet, k)._schema.returns[:1] for k in packet.overloads()]
             if any(str(t.type) == "Tensor" for found in results for t in found):
                 return True
-    return name in _PLAIN or (hasattr(math, name) and not name.startswith("_"))
+    return name in _SHAPES | _INSIDE or (hasattr(math, name) and not name.startswith("_"))
 
 
 # -- tensors that have no name --------------------------------------------------------------------
