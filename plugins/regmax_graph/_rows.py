@@ -40,4 +40,4 @@ def do_rows(asked: int, first: int, last: int, masked: bool, arrays: Any, s: Any
         elif asked == SUBGRADIENT:
             subgradient_row(v[r], near[r], step[r], weights, ends, arcs, way, label, out[r], s)
         else:
-            groups_row(v[r], weights, arcs, label, ids[r], s[3][0])
+            groups_row(v[r], weights, arcs, label, ids[r], s[3])

@@ -44,7 +44,7 @@ def _parts(
     top: int,
     fresh: int,
 ) -> Any:
-    """Sort the nodes order[first:last], of one label, into the connected components of either side.
+    """Sort the nodes order[first:last], of one label, into the connected components of equal side.
 
     Each component gets a label, from ``fresh`` on, and is pushed on the stack of sets. Returns the
     stack's new height and the next label.
@@ -278,24 +278,17 @@ def subgradient_row(
 
 
 @njit
-def groups_row(z: Any, weights: Any, arcs: Any, label: Any, out: Any, queue: Any) -> None:
+def groups_row(z: Any, weights: Any, arcs: Any, label: Any, out: Any, ints: Any) -> None:
     """out_i = the lowest node that a path of edges between equal entries connects to i."""
-    start, to, edge = arcs
+    order, sets, n = ints[4], ints[7:9], 0
     for i in range(len(z)):
-        out[i] = -1 if label[i] == 0 else i
-    for k in range(len(z)):
-        if out[k] >= 0:
-            continue
-        out[k] = k
-        queue[0] = k
-        first, last = 0, 1
-        # ends: a node enters the queue once
-        while first < last:
-            i = queue[first]
-            first += 1
-            for a in range(start[i], start[i + 1]):
-                j = to[a]
-                if out[j] < 0 and z[j] == z[i] and weights[edge[a]] > 0.0:
-                    out[j] = k
-                    queue[last] = j
-                    last += 1
+        out[i] = i
+        if label[i] == 0:
+            order[n] = i
+            n += 1
+    if n == 0:
+        return
+    count, _ = _parts(order, 0, n, z, weights, arcs, label, ints[6], sets, 0, 1)
+    for k in range(count):
+        for i in order[sets[0, k] : sets[1, k]]:
+            out[i] = order[sets[0, k]]

@@ -10,8 +10,9 @@ from torch import Tensor
 
 import regmax
 from regmax.kernels import Kernel, Lazy, ProxKernel
+from regmax.kernels.base import on_cpu
 
-from .isotonic import isotonic_decreasing, kernel
+from .isotonic import isotonic_decreasing
 from .owl import OWL, CliqueTV, Ordered, low_when_masked, participating, ranks
 
 KERNELS = Lazy(cpu="regmax_oscar._cpu", cuda="regmax_oscar._gpu")
@@ -85,7 +86,8 @@ class Oscar(regmax.Penalized):
         return super().kernel(x) if self.exact else None
 
     def notes(self, x: Tensor) -> list[str]:
-        return [] if self.kernel(x) else [f"isotonic regression: {kernel(x)} kernel"]
+        name = "numba" if on_cpu("regmax_oscar._cpu", x) else "torch"
+        return [] if self.kernel(x) else [f"isotonic regression: {name} kernel"]
 
 
 def _prox_absolute(v: Tensor, lam: float | Tensor, penalty: Any, mask: Tensor | None) -> Tensor:

@@ -20,14 +20,15 @@ class _Oscarmax(CompiledRows, ProxKernel):
     short = CompiledRows("regmax_oscar._short")
     parts = (short,)
 
-    def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
+    def _for(self, x: Tensor) -> CompiledRows:
         fits = x.shape[1] <= SHORT and x.dtype == torch.float32
-        CompiledRows.run(self.short if fits else self, which, x, *arrays)
+        return self.short if fits else self
+
+    def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
+        CompiledRows.run(self._for(x), which, x, *arrays)
 
     def rerun(self, which: int, job: Any, arrays: dict[int, Tensor], numbers: Any = ()) -> None:
-        x = arrays[0]
-        fits = x.shape[1] <= SHORT and x.dtype == torch.float32
-        CompiledRows.rerun(self.short if fits else self, which, job, arrays, numbers)
+        CompiledRows.rerun(self._for(arrays[0]), which, job, arrays, numbers)
 
     def prox(
         self, x: Tensor, gamma: Tensor, lam: Tensor, reach: Tensor, mask: Tensor | None

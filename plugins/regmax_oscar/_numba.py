@@ -32,10 +32,31 @@ from regmax.kernels.cpu.prox import HIGHEST
 from regmax.kernels.cpu.simd import LANES
 
 from ._blocks import blocks_of, certain, middle_from, push, spread
-from ._order import FEW, by_comparison, by_digits
+from ._order import FEW, by_comparison, sort
 from ._passes import count_above, levels, moments, pack, parts, scan, smallest, split, write
 
 CLOSE = 1.0 - 1e-9  # a margin for rounding in the certificate of one block
+
+
+@njit
+def _room(d: int, like: Any) -> Any:
+    """Scratch for rows of d entries."""
+    wide, own = common.scratch(4, d), common.scratch_like(3, d, like)
+    whole = memory.empty(3, d + 2 * LANES, np.int32)
+    keys, places = memory.empty(2, d, np.uint64), memory.empty(2, d, np.int32)
+    return wide, own, whole, keys, places, memory.empty(1, 256 * 8, np.int64)
+
+
+@njit
+def _work(arrays: Any) -> Any:
+    """Pointers: some entries and their places; others; all by rank; the blocks; what sorting
+    needs."""
+    wide, own, whole, keys, places, counts = arrays
+    above = memory.row(own, 0), memory.row(whole, 0)
+    below = memory.row(own, 1), memory.row(whole, 1)
+    blocks = memory.row(wide, 1), memory.row(wide, 2), memory.row(wide, 3)
+    sorting = keys, places, memory.row(counts, 0)
+    return above, below, (memory.row(wide, 0), memory.row(whole, 2)), blocks, sorting
 
 
 @njit
@@ -48,21 +69,14 @@ def _forward_row(
     gamma: float,
     mu: float,
     reach: float,
-    lanes: Any,
-    above: Any,
-    below: Any,
-    values: Any,
-    order: Any,
-    blocks: Any,
-    keys: Any,
-    places: Any,
-    counts: Any,
+    work: Any,
     out: Any,
     blank: bool,
 ) -> None:
     """out = oscarmax of the m finite scores of a row, or where ``reach`` ≥ 0 the prox of those that
     matter, with ρ = reach; ``least`` is the smallest of them."""
-    kept, index = above
+    above, below, (values, order), blocks, sorting = work
+    (kept, index), lanes = above, simd.lanes()
     top = np.float64(simd.largest(best))
     low = -simd.greatest(row)
     n = m
@@ -116,10 +130,7 @@ def _forward_row(
                 spread(order, a, middle, blocks, used, out)
                 return
     pack(row, d, low, lanes, kept, index)
-    if n <= FEW:
-        by_comparison(kept, index, n, top, values, order, 0)
-    else:
-        by_digits(kept, index, n, top, values, order, keys, places, counts)
+    sort(kept, index, n, top, values, order, sorting)
     used = blocks_of(values, n, 0, 0.0, n, mu, gamma, fused, blocks)
     if not blank:
         common.fill(out, d, other)
@@ -129,30 +140,21 @@ def _forward_row(
 def forward(job: Any, like: Any) -> None:
     d, prox = job[common.WIDTH], common.given(job, 5)
     blank = job[common.BLANK] != 0 and not prox
-    wide, own = common.scratch(4, d), common.scratch_like(3, d, like)
-    whole = memory.empty(3, d + 2 * LANES, np.int32)
-    keys, places = memory.empty(2, d, np.uint64), memory.empty(2, d, np.int32)
-    counters = memory.empty(1, 256 * 8, np.int64)
+    arrays = _room(d, like)
     begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):
-            row = common.participants(job, r, 3, like, memory.row(own, 2))
+            row = common.participants(job, r, 3, like, memory.row(arrays[1], 2))
             out = common.rows_at(job, 4, r, like)
-            best, bad, least, m = scan(row, d)
+            (best, bad, least, m), work = scan(row, d), _work(arrays)
             gamma, lam = common.number_at(job, 1, r), common.number_at(job, 2, r)
             reach = common.number_at(job, 5, r) if prox else -1.0
             if m == 0 and prox:
                 common.fill(out, d, np.nan if bad or not gamma > 0.0 else -np.inf)
             elif bad or m == 0 or (lam == 0.0 and not prox):
+                (kept, _), _, (values, _), blocks, _ = work
                 projection.forward(
-                    row,
-                    d,
-                    gamma,
-                    memory.row(wide, 0),
-                    memory.row(wide, 1),
-                    memory.row(own, 0),
-                    out,
-                    job[common.BLANK] != 0,
+                    row, d, gamma, values, blocks[0], kept, out, job[common.BLANK] != 0
                 )
             elif gamma > 0.0 and lam >= 0.0:
                 _forward_row(
@@ -164,15 +166,7 @@ def forward(job: Any, like: Any) -> None:
                     gamma,
                     min(gamma * lam, HIGHEST),
                     reach,
-                    simd.lanes(),
-                    (memory.row(own, 0), memory.row(whole, 0)),
-                    (memory.row(own, 1), memory.row(whole, 1)),
-                    memory.row(wide, 0),
-                    memory.row(whole, 2),
-                    (memory.row(wide, 1), memory.row(wide, 2), memory.row(wide, 3)),
-                    keys,
-                    places,
-                    memory.row(counters, 0),
+                    work,
                     out,
                     blank,
                 )
@@ -189,21 +183,13 @@ def _backward_row(
     gamma: float,
     centred: bool,
     hyper: bool,
-    lanes: Any,
-    kept: Any,
-    index: Any,
-    values: Any,
-    order: Any,
-    mean: Any,
-    start: Any,
-    keys: Any,
-    places: Any,
-    counts: Any,
+    work: Any,
     out: Any,
     blank: bool,
 ) -> float:
     """out = Jv/γ, or P v/γ for v with ⟨v, 1⟩ = 0 unless ``centred``; returns the derivative in λ if
     ``hyper``, else 0."""
+    (kept, index), (_, start), (values, order), (mean, _, _), sorting = work
     most, least, n = levels(y, d)
     if not most > least:  # one group, none, or NaN: Jv = 0
         if not blank:
@@ -211,11 +197,8 @@ def _backward_row(
         return 0.0
     # a large support: only entries above its lowest value are sorted, as many may be equal to it
     low = least if n > 2 * LANES else 0.0
-    n, size, total = split(y, v, d, low, lanes, kept, index)
-    if n <= FEW:
-        by_comparison(kept, index, n, 0.0, values, order, 0)
-    else:
-        by_digits(kept, index, n, 0.0, values, order, keys, places, counts)
+    n, size, total = split(y, v, d, low, simd.lanes(), kept, index)
+    sort(kept, index, n, 0.0, values, order, sorting)
     count = 0
     sums, whole = 0.0, total
     start[0] = 0
@@ -262,10 +245,7 @@ def _backward_row(
 
 def backward(job: Any, like: Any) -> None:
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
-    wide, own = common.scratch(2, d), common.scratch_like(1, d, like)
-    whole = memory.empty(3, d + 2 * LANES, np.int32)
-    keys, places = memory.empty(2, d, np.uint64), memory.empty(2, d, np.int32)
-    counters = memory.empty(1, 256 * 8, np.int64)
+    arrays = _room(d, like)
     hyper, prox = common.given(job, 5), common.given(job, 7)
     begin, end = common.take(job)
     while begin < end:
@@ -277,16 +257,7 @@ def backward(job: Any, like: Any) -> None:
                 1.0 if prox else common.number_at(job, 2, r),
                 not prox,
                 hyper,
-                simd.lanes(),
-                memory.row(own, 0),
-                memory.row(whole, 0),
-                memory.row(wide, 0),
-                memory.row(whole, 1),
-                memory.row(wide, 1),
-                memory.row(whole, 2),
-                keys,
-                places,
-                memory.row(counters, 0),
+                _work(arrays),
                 common.rows_at(job, 4, r, like),
                 blank,
             )

@@ -53,18 +53,11 @@ def _key(typingctx: Any, kept: Any, i: Any) -> Any:
 
 
 @njit(apart=True)
-def by_digits(
-    kept: Any,
-    index: Any,
-    n: int,
-    top: float,
-    values: Any,
-    order: Any,
-    keys: Any,
-    places: Any,
-    counts: Any,
+def _by_digits(
+    kept: Any, index: Any, n: int, top: float, values: Any, order: Any, scratch: Any
 ) -> None:
     """As ``by_comparison`` with at = 0, by a radix sort of bytes: O(n), whatever the entries."""
+    keys, places, counts = scratch
     bytes_ = memory.size(kept)
     for k in range(256 * bytes_):
         counts[k] = 0
@@ -94,3 +87,13 @@ def by_digits(
         j = places[now, i]
         values[i] = np.float64(kept[j]) - top
         order[i] = index[j]
+
+
+@njit
+def sort(kept: Any, index: Any, n: int, top: float, values: Any, order: Any, scratch: Any) -> None:
+    """As ``by_comparison`` with at = 0. ``scratch``: two rows of uint64, two of int32, 2048
+    counts."""
+    if n <= FEW:
+        by_comparison(kept, index, n, top, values, order, 0)
+    else:
+        _by_digits(kept, index, n, top, values, order, scratch)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from regmax.kernels.cpu import simd
+from regmax.kernels.cpu import common, simd
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
@@ -14,15 +14,10 @@ from regmax.kernels.cpu.simd import LANES
 @njit
 def scan(row: Any, d: int) -> Any:
     """As ``cpu.scan``, and the smallest entry and the number of those that are not −inf."""
-    full = d - d % LANES
-    v = simd.load_part(row, full, simd.first(d - full), -np.inf)
-    best = simd.larger(v, -np.inf)
-    on = v > -np.inf
-    least = simd.select(on, v, np.inf)
-    bad = simd.not_below(v, np.inf)
-    m = simd.count(on)
-    for i in range(0, full, LANES):
-        v = simd.load(row, i)
+    best = simd.spread(simd.load_part(row, 0, simd.first(0), 0.0), -np.inf)
+    least, bad, m = best * -1.0, best > np.inf, 0
+    for i in range(0, d, LANES):
+        v = common.piece(row, i, d, -np.inf)
         best = simd.larger(v, best)
         on = v > -np.inf
         least = simd.smaller(simd.select(on, v, np.inf), least)
@@ -34,13 +29,9 @@ def scan(row: Any, d: int) -> Any:
 @njit
 def count_above(row: Any, d: int, low: float) -> Any:
     """How many entries are at least ``low``, and sixteen of these, the smallest among them."""
-    full = d - d % LANES
-    v = simd.load_part(row, full, simd.first(d - full), -np.inf)
-    on = v >= low
-    least = simd.select(on, v, np.inf)
-    n = simd.count(on)
-    for i in range(0, full, LANES):
-        v = simd.load(row, i)
+    least, n = simd.spread(simd.load_part(row, 0, simd.first(0), 0.0), np.inf), 0
+    for i in range(0, d, LANES):
+        v = common.piece(row, i, d, -np.inf)
         on = v >= low
         least = simd.smaller(simd.select(on, v, np.inf), least)
         n += simd.count(on)
@@ -56,19 +47,12 @@ def smallest(v: Any) -> float:
 @njit
 def pack(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> int:
     """The n entries x_i ≥ low, in their order, to kept[:n], and their i to index[:n]."""
-    full = d - d % LANES
     n = 0
-    for i in range(0, full, LANES):
-        v = simd.load(row, i)
+    for i in range(0, d, LANES):
+        v = common.piece(row, i, d, -np.inf)
         on = v >= low
         simd.compress(kept, n, v, on)
         simd.compress(index, n, simd.add_int(lanes, i), on)
-        n += simd.count(on)
-    if full < d:
-        v = simd.load_part(row, full, simd.first(d - full), -np.inf)
-        on = v >= low
-        simd.compress(kept, n, v, on)
-        simd.compress(index, n, simd.add_int(lanes, full), on)
         n += simd.count(on)
     return n
 
@@ -77,30 +61,23 @@ def pack(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> int
 def write(row: Any, d: int, bounds: Any, value: float, other: float, out: Any, blank: bool) -> None:
     """out_i = value where low ≤ x_i ≤ high, else ``other``, which it is already if ``blank``."""
     low, high = bounds
-    full = d - d % LANES
-    others = simd.spread(simd.load_part(row, full, simd.first(0), 0.0), other)
+    others = simd.spread(simd.load_part(row, 0, simd.first(0), 0.0), other)
     level = simd.spread(others, value)
-    for i in range(0, full, LANES):
-        v = simd.load(row, i)
+    for i in range(0, d, LANES):
+        v = common.piece(row, i, d, -np.inf)
         on = v >= low
         if not blank or simd.count(on) > 0:
-            simd.store(out, i, simd.select(v > high, others, simd.select(on, level, others)))
-    if full < d:
-        rest = simd.first(d - full)
-        v = simd.load_part(row, full, rest, -np.inf)
-        v = simd.select(v > high, others, simd.select(v >= low, level, others))
-        simd.store_part(out, full, rest, v)
+            v = simd.select(v > high, others, simd.select(on, level, others))
+            common.store_piece(out, i, d, v)
 
 
 @njit
 def moments(row: Any, d: int, low: float, top: float) -> Any:
     """Σ (x − top) and Σ (x − top)² of the entries x ≥ low."""
-    full = d - d % LANES
-    rest = simd.first(d - full)
-    sums = simd.wide(simd.load_part(row, full, simd.first(0), 0.0))
+    sums = simd.wide(simd.load_part(row, 0, simd.first(0), 0.0))
     squares = sums
     for i in range(0, d, LANES):
-        v = simd.load(row, i) if i < full else simd.load_part(row, full, rest, -np.inf)
+        v = common.piece(row, i, d, -np.inf)
         t = simd.wide(simd.select(v >= low, v, top)) - top
         sums = sums + t
         squares = squares + t * t
@@ -114,13 +91,11 @@ def parts(row: Any, d: int, bounds: Any, top: float, lanes: Any, above: Any, bel
     low, lower, high = bounds
     kept, index = above
     kept_below, index_below = below
-    full = d - d % LANES
-    rest = simd.first(d - full)
     a, b = 0, 0
-    sums = simd.wide(simd.load_part(row, full, simd.first(0), 0.0))
+    sums = simd.wide(simd.load_part(row, 0, simd.first(0), 0.0))
     squares = sums
     for i in range(0, d, LANES):
-        v = simd.load(row, i) if i < full else simd.load_part(row, full, rest, -np.inf)
+        v = common.piece(row, i, d, -np.inf)
         numbers = simd.add_int(lanes, i)
         over, under = v > high, v < lower
         t = simd.wide(simd.select(over | under, simd.spread(v, top), v)) - top
@@ -139,14 +114,10 @@ def parts(row: Any, d: int, bounds: Any, top: float, lanes: Any, above: Any, bel
 @njit
 def levels(y: Any, d: int) -> Any:
     """The largest entry, the smallest positive one, and how many are positive."""
-    full = d - d % LANES
-    v = simd.load_part(y, full, simd.first(d - full), 0.0)
-    most = v
-    on = v > 0.0
-    least = simd.select(on, v, np.inf)
-    n = simd.count(on)
-    for i in range(0, full, LANES):
-        v = simd.load(y, i)
+    most, n = simd.load_part(y, 0, simd.first(0), 0.0), 0
+    least = simd.spread(most, np.inf)
+    for i in range(0, d, LANES):
+        v = common.piece(y, i, d, 0.0)
         most = simd.larger(v, most)
         on = v > 0.0
         least = simd.smaller(simd.select(on, v, np.inf), least)
@@ -158,12 +129,10 @@ def levels(y: Any, d: int) -> Any:
 def split(y: Any, v: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> Any:
     """The entries above ``low`` to kept, their places to index; and of those where y is ``low``,
     the number and Σ v."""
-    full = d - d % LANES
-    rest = simd.first(d - full)
     n, size = 0, 0
-    sums = simd.wide(simd.load_part(v, full, simd.first(0), 0.0))
+    sums = simd.wide(simd.load_part(v, 0, simd.first(0), 0.0))
     for i in range(0, d, LANES):
-        a = simd.load(y, i) if i < full else simd.load_part(y, full, rest, 0.0)
+        a = common.piece(y, i, d, 0.0)
         on, over = (a >= low) & (a > 0.0), a > low
         inside = simd.count(on)
         if inside == 0:
@@ -173,7 +142,7 @@ def split(y: Any, v: Any, d: int, low: float, lanes: Any, kept: Any, index: Any)
         more = simd.count(over)
         n += more
         if inside > more:
-            b = simd.load(v, i) if i < full else simd.load_part(v, full, rest, 0.0)
+            b = common.piece(v, i, d, 0.0)
             zero = simd.spread(b, 0.0)
             sums = sums + simd.wide(simd.select(over, zero, simd.select(on, b, zero)))
             size += inside - more

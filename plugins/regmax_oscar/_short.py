@@ -167,27 +167,6 @@ def _together(job: Any, like: Any, count: int, room: Any, wide: Any) -> None:
             common.store_piece(out, i, d, simd.select(on, v, -np.inf))
 
 
-@tiles.short
-def _forward(job: Any, like: Any) -> None:
-    d = job[common.WIDTH]
-    rooms, wide = tiles.room(d, like), memory.empty(3, LANES * (d + LANES), np.float64)
-    count = 0
-    first, last = common.take(job)
-    while first < last:
-        for r in range(first, last):
-            count += _enter(job, like, r, count, memory.row(rooms, 0))
-            if count == LANES:
-                _together(job, like, count, memory.row(rooms, 0), wide)
-                count = 0
-        first, last = common.take(job)
-    if count > 0:
-        _together(job, like, count, memory.row(rooms, 0), wide)
-
-
-def forward(job: Any, like: Any) -> None:
-    _forward(job, like)
-
-
 @njit
 def _ties(keys: Any, values: Any, m: int, sums: Any, sizes: Any) -> Any:
     """Σ v and the number of the entries of each group so far, by rank; returns both for a row, the
@@ -266,29 +245,41 @@ def _averaged(job: Any, like: Any, count: int, room: Any, wide: Any) -> None:
             common.set_number(job, 5, r, room[LANES * tiles.TAU + k])
 
 
-@tiles.short
-def _backward(job: Any, like: Any) -> None:
+@njit
+def _enter_with_v(job: Any, like: Any, r: int, k: int, room: Any) -> bool:
+    """Let row r be that of lane k, with y > 0 and v there packed."""
     d, prox, blank = job[common.WIDTH], common.given(job, 7), job[common.BLANK] != 0
-    rooms, wide = tiles.room(d, like), memory.empty(3, LANES * (d + LANES), np.float64)
-    count = 0
-    first, last = common.take(job)
-    while first < last:
-        for r in range(first, last):
-            room = memory.row(rooms, 0)
-            y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
-            ys, vs = tiles.packed(room, d, like, count), tiles.copy(room, d, like, count)
-            room[LANES * tiles.ROW + count] = r
-            room[LANES * tiles.SIZE + count] = common.keep_support(y, v, d, ys, vs, blank)
-            scale = 1.0 if prox else 1.0 / common.number_at(job, 2, r)
-            room[LANES * tiles.SCALE + count] = scale
-            count += 1
-            if count == LANES:
-                _averaged(job, like, count, room, wide)
-                count = 0
+    y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
+    ys, vs = tiles.packed(room, d, like, k), tiles.copy(room, d, like, k)
+    room[LANES * tiles.ROW + k] = r
+    room[LANES * tiles.SIZE + k] = common.keep_support(y, v, d, ys, vs, blank)
+    room[LANES * tiles.SCALE + k] = 1.0 if prox else 1.0 / common.number_at(job, 2, r)
+    return True
+
+
+def _by_sixteen(enter: Any, together: Any) -> Any:
+    """The function of a job whose rows ``enter`` lanes, and are computed sixteen ``together``."""
+
+    @tiles.short
+    def rows(job: Any, like: Any) -> None:
+        d = job[common.WIDTH]
+        rooms, wide = tiles.room(d, like), memory.empty(3, LANES * (d + LANES), np.float64)
+        count = 0
         first, last = common.take(job)
-    if count > 0:
-        _averaged(job, like, count, memory.row(rooms, 0), wide)
+        while first < last:
+            for r in range(first, last):
+                count += enter(job, like, r, count, memory.row(rooms, 0))
+                if count == LANES:
+                    together(job, like, count, memory.row(rooms, 0), wide)
+                    count = 0
+            first, last = common.take(job)
+        if count > 0:
+            together(job, like, count, memory.row(rooms, 0), wide)
+
+    def function(job: Any, like: Any) -> None:
+        rows(job, like)
+
+    return function
 
 
-def backward(job: Any, like: Any) -> None:
-    _backward(job, like)
+forward, backward = _by_sixteen(_enter, _together), _by_sixteen(_enter_with_v, _averaged)

@@ -22,14 +22,12 @@ X. Zeng and M. Figueiredo, "The ordered weighted l1 norm", 2014, and V. Niculae 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from regmax.kernels import transforms
-from regmax.kernels.base import compiled
+from regmax.kernels.base import on_cpu
 from regmax.kernels.neighbours import (
     averages,
     bounds,
@@ -41,17 +39,7 @@ from regmax.kernels.neighbours import (
     unpacked,
 )
 
-__all__ = ["isotonic_decreasing", "isotonic_decreasing_reference", "kernel"]
-
-
-def _compiled(v: Tensor) -> Any:
-    """The module of kernels for v, or None."""
-    return compiled("regmax_oscar._cpu") if v.device.type == "cpu" else None
-
-
-def kernel(v: Tensor) -> str:
-    """Which implementation `isotonic_decreasing` runs for v: "numba" or "torch"."""
-    return "numba" if _compiled(v) else "torch"
+__all__ = ["isotonic_decreasing", "isotonic_decreasing_reference"]
 
 
 def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -73,7 +61,7 @@ def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
     """
     if transforms.tracing():
         return _in_graph(v, mask)
-    rows = _compiled(v)
+    rows = on_cpu("regmax_oscar._cpu", v)
     if rows is None:
         return isotonic_decreasing_reference(v, mask)
     x, m = flat(v, mask)

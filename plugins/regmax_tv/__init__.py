@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 
 import regmax
 from regmax.kernels import Kernel, Lazy, ProxKernel
+from regmax.kernels.base import on_cpu
 from regmax.kernels.neighbours import ids_of, participants_first
 
-from .chain import kernel, prox_chain_tv
+from .chain import prox_chain_tv
 
 KERNELS = Lazy(cpu="regmax_tv._cpu", cuda="regmax_tv._gpu")
 
@@ -110,7 +111,8 @@ class TV(regmax.Penalized):
         super().__init__(regmax.regularizer("regmax.gini"), ChainTV(), lam)
 
     def notes(self, x: Tensor) -> list[str]:
-        return [] if self.kernel(x) else [f"prox of total variation: {kernel(x)} kernel"]
+        name = "numba" if on_cpu("regmax_tv._cpu", x) else "torch"
+        return [] if self.kernel(x) else [f"prox of total variation: {name} kernel"]
 
 
 @regmax.hookimpl

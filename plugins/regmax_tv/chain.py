@@ -27,31 +27,19 @@ attention", NeurIPS 2017, section 3.2.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from regmax.kernels import transforms
-from regmax.kernels.base import compiled
+from regmax.kernels.base import on_cpu
 from regmax.kernels.neighbours import bounds, flat, means, packed, positions, scan, unpacked
 
 from ._string import taut_string
 
-__all__ = ["kernel", "prox_chain_tv", "prox_chain_tv_reference"]
+__all__ = ["prox_chain_tv", "prox_chain_tv_reference"]
 
 _EPS = torch.finfo(torch.float64).eps
-
-
-def _compiled(v: Tensor) -> Any:
-    """The module of kernels for v, or None."""
-    return compiled("regmax_tv._cpu") if v.device.type == "cpu" else None
-
-
-def kernel(v: Tensor) -> str:
-    """Which implementation `prox_chain_tv` runs for v: "numba" or "torch"."""
-    return "numba" if _compiled(v) else "torch"
 
 
 def _checked(
@@ -94,7 +82,7 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
     if transforms.tracing():
         on = torch.ones_like(v, dtype=torch.bool) if mask is None else mask
         return taut_string(v.double(), transforms.number(weight, v), on).to(v.dtype)
-    rows = _compiled(v)
+    rows = on_cpu("regmax_tv._cpu", v)
     if rows is None:
         return prox_chain_tv_reference(v, weight, mask)
     x, w, m = _checked(v, weight, mask)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..kernels.clipped import Entries, add, clip, clipped
+from ..kernels.simplex import tangent
 from .base import Face, Faced
 
 EXACTLY, AT_MOST = "domain: ", "domain, at most: "
@@ -244,12 +245,8 @@ class Bounded(Faced):
         return True
 
     def tangent(self, v: Tensor, face: Face) -> Tensor:
-        v = torch.where(face.free, v, 0)
-        count, fixed = add(face.free).clamp_min(1), face.fixed
-        assert fixed is not None
-        for _ in range(2):
-            v = torch.where(face.free & fixed, v - add(v) / count, v)
-        return v
+        assert face.fixed is not None
+        return torch.where(face.fixed, tangent(v, face.free), torch.where(face.free, v, 0))
 
     def best(self, r: Tensor) -> Tensor:
         """A fractional knapsack: from l, the largest r_i first."""

@@ -57,6 +57,11 @@ def compiled(module: str) -> Any:
         return None
 
 
+def on_cpu(module: str, like: Tensor) -> Any:
+    """A module that needs numba, for tensors on the CPU; None without it, and elsewhere."""
+    return compiled(module) if like.device.type == "cpu" else None
+
+
 def why_none(device: str) -> str:
     """Why no kernel runs for tensors on a device."""
     if not asked():

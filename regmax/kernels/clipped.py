@@ -170,6 +170,8 @@ def _root(
     """δ between ``low`` and ``high`` with Σ_F p(z − δ) = ``aim``."""
     eps = torch.finfo(z.dtype).eps
     ulp = eps * torch.where(free, z, 0).abs().amax(-1, keepdim=True)
+    # where p is vertical, the entry at t has the digits of δ
+    ulp = torch.where(torch.as_tensor(e.steep, device=z.device), 0, ulp)
 
     def sums(delta: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_F p and −dΣ_F p/dδ."""
@@ -178,7 +180,7 @@ def _root(
 
     def power(s: Tensor, w: Tensor, s0: Tensor, w0: Tensor, otherwise: Tensor) -> Tensor:
         b = 1 - (w / w0).log() / (s / s0).log()
-        b = torch.where(torch.isfinite(b), b, otherwise).clamp(-4, 4)
+        b = torch.where(torch.isfinite(b), b, otherwise).clamp(-4, 32)
         return torch.where(b.abs() > 1e-6, b, 1e-6)
 
     def step(

@@ -62,36 +62,36 @@ class Trace:
 
     solvers: list[str] = field(default_factory=list)
     name: str = ""
-    _gap: list[Tensor] = field(default_factory=list)
-    _residual: list[Tensor] = field(default_factory=list)
-    _support: list[Tensor] = field(default_factory=list)
+    _points: list[tuple[Tensor, ...]] = field(default_factory=list)
 
     def add(self, gap: Tensor, residual: Tensor, support: Tensor, answer: bool = False) -> None:
         """One more point; the ``answer`` of a solver takes the place of the last one it noted."""
         if answer and self.solvers and self.solvers[-1] == self.name:
-            for kept in (self._gap, self._residual, self._support, self.solvers):
-                kept.pop()
-        self._gap.append(gap.detach())
-        self._residual.append(residual.detach())
-        self._support.append(support.detach())
+            self._points.pop()
+            self.solvers.pop()
+        self._points.append((gap.detach(), residual.detach(), support.detach()))
         self.solvers.append(self.name)
 
     def restored(self, to_user: Callable[[Tensor], Tensor]) -> Trace:
         """The same, with what is said of each row as ``to_user`` lays it out."""
-        rows = [list(map(to_user, kept)) for kept in (self._gap, self._residual, self._support)]
-        return Trace(self.solvers, self.name, *rows)
+        points = [tuple(map(to_user, point)) for point in self._points]
+        return Trace(self.solvers, self.name, points)
 
     @property
     def gap(self) -> Tensor:
-        return _stacked(self._gap)
+        return self._stacked(0)
 
     @property
     def residual(self) -> Tensor:
-        return _stacked(self._residual)
+        return self._stacked(1)
 
     @property
     def support(self) -> Tensor:
-        return _stacked(self._support)
+        return self._stacked(2)
+
+    def _stacked(self, which: int) -> Tensor:
+        each = [point[which] for point in self._points]
+        return torch.stack(each) if each else torch.empty(0, device="cpu")
 
     def __len__(self) -> int:
         return len(self.solvers)
@@ -102,9 +102,10 @@ class Trace:
         shown = [k for k in range(n) if k < 6 or k >= n - 6]
         header = ("point", "solver", "worst gap", "worst residual", "mean support")
         rows: list[tuple[str, ...]] = []
-        for k in shown if self._gap and self._gap[0].numel() else ():
-            gap, residual, support = self._gap[k], self._residual[k], self._support[k].double()
-            numbers = (f"{gap.max():.1e}", f"{residual.max():.1e}", f"{support.mean():.4g}")
+        for k in shown if self.gap.numel() else ():
+            gap, residual, support = self._points[k]
+            mean = support.double().mean()
+            numbers = (f"{gap.max():.1e}", f"{residual.max():.1e}", f"{mean:.4g}")
             rows.append((str(k), self.solvers[k], *numbers))
         if n > len(shown):
             rows.insert(6, ("…",) * len(header))
@@ -112,10 +113,6 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({len(self)} points: {', '.join(dict.fromkeys(self.solvers)) or 'none'})"
-
-
-def _stacked(entries: list[Tensor]) -> Tensor:
-    return torch.stack(entries) if entries else torch.empty(0, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import decisions, simplex
+from ..kernels.neighbours import averages
 from ..regularizers.arguments import first
 from ..regularizers.penalty import Penalized, Penalty, averaged, group_ids, proxed, valued
 from ..regularizers.regularizer import like
@@ -46,9 +47,7 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
         if not problem.structured:
             return None
         ids, on = group_ids(omega.penalty, y, mask), problem.participants()
-        size = torch.zeros_like(y).scatter_add(-1, ids, on.to(y.dtype)).clamp_min(1)
-        mean = torch.zeros_like(y).scatter_add(-1, ids, torch.where(on, y, 0)) / size
-        apart = on & ((mean.gather(-1, ids) - y).abs() > 1e-12)
+        apart = on & ((averages(torch.where(on, y, 0), ids, on) - y).abs() > 1e-12)
         wrong = apart.any(-1) | _averages_otherwise(problem, omega, y)
         if decisions.rare("wrong groups", wrong):
             at = first(wrong)

@@ -22,7 +22,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import Kernel, ProxKernel, transforms
+from ..kernels.neighbours import averages
 from ..kernels.products import evaluated
+from ..kernels.simplex import tangent
 from .errors import RegularizerError
 from .operand import Operand
 from .printing import brief, latex_product, show
@@ -98,13 +100,8 @@ class Penalty(Operand, ABC):
 
     def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
         """J_prox v: the mean of v over each group of z (2017, Prop. 3). Differentiable in v."""
-        ids = group_ids(self, z, mask)
-        if mask is not None:
-            v = torch.where(mask, v, 0)
-        zeros = torch.zeros_like(v)
-        size = zeros.scatter_add(-1, ids, torch.ones_like(v) if mask is None else mask.to(v.dtype))
-        mean = zeros.scatter_add(-1, ids, v) / size.clamp_min(1)
-        return mean.gather(-1, ids)
+        on = torch.ones_like(v, dtype=torch.bool) if mask is None else mask
+        return averages(torch.where(on, v, 0), group_ids(self, z, mask), on)
 
     def with_gradient(
         self, z: Tensor, v: Tensor, step: float | Tensor, mask: Tensor | None = None
@@ -253,8 +250,7 @@ class Penalized(Regularizer):
         Differentiable in z and λ: the average over the groups, and −⟨·, u⟩, u up to a constant.
         """
         u = like(self.penalty.any_subgradient(y, mask), y, f"{type(self.penalty).__name__}.value")
-        on = torch.ones_like(u) if mask is None else mask.to(u.dtype)
-        u = on * (u - (on * u).sum(-1, keepdim=True) / on.sum(-1, keepdim=True))
+        u = tangent(u, torch.ones_like(u, dtype=torch.bool) if mask is None else mask)
         return averaged(self.penalty, z - self.lam * u, y.detach(), mask)
 
     def __repr__(self) -> str:

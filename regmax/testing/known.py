@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..kernels.simplex import project
+from ..kernels.simplex import project, tangent
 from ..optimality.problem import Problem
 from ..regularizers.penalty import Penalized, Penalty
 from ..regularizers.registry import instance, registry
@@ -97,8 +97,7 @@ class Trial(Case):
         w = torch.where(self.y > 0, self.direction(), 0)
         if self.known.penalty is not None:
             w = self.known.penalty.average(w, self.y, self.mask)
-        on = (self.y > 0).to(w.dtype)
-        w = on * (w - w.sum(-1, keepdim=True) / on.sum(-1, keepdim=True))
+        w = tangent(w, self.y > 0)
         _, v = torch.autograd.functional.hvp(lambda y: self.known.base.value(y).sum(), self.y, w)
         return torch.where(self.y > 0, v, self.x), w
 

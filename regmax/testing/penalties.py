@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..kernels.simplex import tangent
 from ..regularizers.penalty import Penalty
 from .promise import Broken, agree, searched, worst
 from .search import Case
@@ -25,13 +26,6 @@ def structured(s: Subject) -> bool:
 def _penalty(s: Subject) -> tuple[Penalty, str]:
     assert s.penalty is not None
     return s.penalty, type(s.penalty).__name__
-
-
-def _along(case: Case, v: Tensor) -> Tensor:
-    """v without its mean over the participants, 0 elsewhere."""
-    on = case.participants()
-    v = torch.where(on, v, 0)
-    return torch.where(on, v - v.sum(-1, keepdim=True) / on.sum(-1, keepdim=True), 0)
 
 
 def _set_function(penalty: Penalty, sets: Tensor, on: Tensor) -> Tensor:
@@ -74,18 +68,18 @@ def check_lovasz(s: Subject, case: Case) -> None:
 def check_prox(s: Subject, case: Case) -> None:
     """z = prox(v) minimises ½‖z − v‖² + step·R(z); for a Lovász extension, v − z ∈ step·∂R(z)."""
     penalty, name = _penalty(s)
-    v = case.x
+    v, on = case.x, case.participants()
     for step in STEPS:
         z = penalty.prox(v, step, case.mask)
         if z.shape != v.shape or z.dtype != v.dtype:
             raise Broken(f"a tensor like v: {tuple(v.shape)}", f"{z!r}", f"{name}.prox")
 
         def objective(z: Tensor, step: float = step) -> Tensor:
-            apart = torch.where(case.participants(), z - v, 0)
+            apart = torch.where(on, z - v, 0)
             return apart.square().sum(-1) / 2 + step * penalty.value(z, case.mask)
 
         moves = case.direction(3)
-        for w in _along(case, moves) if s.fuses else torch.where(case.participants(), moves, 0):
+        for w in tangent(moves, on) if s.fuses else torch.where(on, moves, 0):
             for size in (1.0, 1e-2, 1e-4):
                 # strong convexity: F(z + w) ≥ F(z) + ½‖w‖²
                 rise = objective(z + size * w) - objective(z)
@@ -104,7 +98,7 @@ def check_prox(s: Subject, case: Case) -> None:
         u = penalty.subgradient(z, v - z, step, case.mask)
         right, how = f"v − z ∈ {step:g}·∂R(z), up to a constant", "the nearest subgradient offered"
         near, look = 1e-9 * (1 + worst(v)), f"{name}.prox, {name}.subgradient"
-        agree(_along(case, u), _along(case, v - z), near, right, how, look, z=z)
+        agree(tangent(u, on), tangent(v - z, on), near, right, how, look, z=z)
 
 
 @searched(structured)
@@ -116,7 +110,7 @@ def check_subgradient(s: Subject, case: Case) -> None:
         for near in (case.direction(), torch.zeros_like(y)):
             for step in STEPS:
                 u = penalty.subgradient(y, near, step, case.mask)
-                for w in _along(case, case.direction(4)):
+                for w in tangent(case.direction(4), on):
                     for size in (1.0, 1e-3):
                         t = y + size * w
                         at_y, at_t = (step * penalty.value(p, case.mask) for p in (y, t))
@@ -158,12 +152,12 @@ def check_groups(s: Subject, case: Case) -> None:
                 f"z = {z.tolist()}, groups {ids.tolist()}",
                 f"{name}.groups, {name}.prox",
             )
-        for w in _along(case, case.direction(2)):
-            found = _along(case, penalty.average(w, z, case.mask))
+        for w in tangent(case.direction(2), on):
+            found = tangent(penalty.average(w, z, case.mask), on)
             h = 1e-6
             ends = [penalty.prox(v + k * h * w, step, case.mask) for k in (-2, -1, 1, 2)]
             slopes = [(ends[3] - ends[0]) / (4 * h), (ends[2] - ends[1]) / (2 * h)]
-            expected = _along(case, slopes[1])
+            expected = tangent(slopes[1], on)
             # rows where the groups change at v have no derivative
             smooth = ((slopes[0] - slopes[1]).abs() < 1e-7).all(-1, keepdim=True)
             sides = (ends[2] - 2 * z + ends[1]) / h

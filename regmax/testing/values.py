@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex
+from ..regularizers.cholesky import least_eigenvalue
 from ..regularizers.regularizer import checked_value
 from .backends.generic import definition
 from .inputs import normal
@@ -176,23 +177,8 @@ def _supports(y: Tensor, seed: int) -> list[Tensor]:
 
 def _lowest(h: Tensor, support: Tensor) -> Tensor:
     """The least eigenvalue along {w : Σw = 0, w = 0 off S}, +inf where S is one entry."""
-    out = torch.full_like(h[:, 0, 0], torch.inf)
-    for i in range(len(h)):
-        on = support[i].nonzero().squeeze(-1)
-        basis = _tangent_basis(len(on))
-        if basis.shape[-1]:
-            out[i] = torch.linalg.eigvalsh(basis.T @ h[i][on][:, on] @ basis)[0]
-    return out
-
-
-def _tangent_basis(d: int) -> Tensor:
-    """An orthonormal basis of {w : Σw = 0}, (d, d − 1)."""
-    one, eye = (
-        torch.ones(d, 1, dtype=torch.float64, device="cpu"),
-        torch.eye(d, dtype=torch.float64, device="cpu"),
-    )
-    q: Tensor = torch.linalg.qr(torch.cat([one, eye], -1))[0]
-    return q[:, 1:d]
+    low = least_eigenvalue(h, support.to(h.dtype), support)
+    return torch.where(support.sum(-1) > 1, low, torch.inf)
 
 
 @searched(

@@ -119,6 +119,13 @@ def test_the_simplex_with_idle_bounds_is_the_simplex(name):
     assert RegularizedMax(omega, domain=Simplex()).domain is None
 
 
+@pytest.mark.parametrize("alpha", [4.0, 10.0, 20.0])
+def test_a_curvature_that_vanishes_at_0_has_the_digits_of_the_threshold(alpha):
+    x, omega = normal(64, 64), regmax.regularizer("tsallis", alpha=alpha)
+    y = RegularizedMax(omega, domain=Simplex(upper=1.0))(x)
+    assert (y - RegularizedMax(omega)(x)).abs().max() <= 1e-14
+
+
 @pytest.mark.parametrize("domain", DOMAINS)
 @pytest.mark.parametrize("name", ["tsallis 1.5", "tv"])
 def test_masked_entries_are_0_and_other_rows_are_as_without_them(name, domain):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import rowwise, simplex
+from ...kernels.neighbours import averages
 from ...optimality.certificates import certify
 from ...optimality.jacobian import movable
 from ...optimality.problem import Problem
@@ -228,9 +229,6 @@ def _rounded(y: Tensor, bound: Tensor, steep: bool) -> tuple[Tensor, Tensor]:
     if not steep:
         near = torch.where(near <= bound.unsqueeze(-1), 0, near)
     apart = -near.diff(dim=-1, prepend=near[..., :1]) > bound.unsqueeze(-1)
-    group = apart.cumsum(-1)
-    total = torch.zeros_like(y).scatter_add(-1, group, near)
-    count = torch.zeros_like(y).scatter_add(-1, group, torch.ones_like(y))
-    mean = (total / count.clamp_min(1)).gather(-1, group)
+    mean = averages(near, apart.cumsum(-1), torch.ones_like(apart))
     found = simplex.normalize(torch.empty_like(y).scatter(-1, order, mean))
     return found, (found - y).norm(dim=-1)
