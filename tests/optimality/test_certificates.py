@@ -1,14 +1,13 @@
 """No answer is used before it is put in order and certified: solvers, penalties and Ω that anybody
 wrote, in the dtype of the answer."""
 
-import itertools
 import warnings
 
 import pytest
 import torch
 from bad_omegas import square
 from mapping_checks import normal as draw
-from omegas import omega_of
+from omegas import GroupNorm, omega_of
 from torch import Tensor
 
 import regmax
@@ -289,32 +288,6 @@ def test_a_value_in_float32_has_the_bound_of_float32():
 # -- penalties -------------------------------------------------------------------------------------
 
 
-class GroupNorm(Penalty):
-    """R(y) = Σ_g ‖y_g‖₂."""
-
-    def __init__(self, sizes, factor=1.0):
-        self.sizes, self.factor = sizes, factor
-
-    def parts(self, y):
-        return y.split(self.sizes, -1)
-
-    def value(self, y, mask=None):
-        return torch.stack([part.norm(dim=-1) for part in self.parts(y)], -1).sum(-1)
-
-    def prox(self, v, step, mask=None):
-        shrunk = [
-            part * (1 - self.factor * step / part.norm(dim=-1, keepdim=True)).clamp_min(0)
-            for part in self.parts(v)
-        ]
-        return torch.cat(shrunk, -1).nan_to_num(0)
-
-    def as_cvxpy(self, y):
-        import cvxpy
-
-        ends = [sum(self.sizes[:k]) for k in range(len(self.sizes) + 1)]
-        return sum(cvxpy.norm(y[a:b]) for a, b in itertools.pairwise(ends))
-
-
 class Distances(Penalty):
     """R(y) = Σ |y_i − c|: with kinks inside Δ."""
 
@@ -435,16 +408,6 @@ def test_a_norm_that_calls_itself_a_lovasz_extension_is_refused():
 
     with pytest.raises(RegularizerError, match=r"Called declares lovasz = True, and R\(s \+ t\)"):
         RegularizedMax(regmax.regularizer("gini") + 0.01 * Called([5]))(draw(6, 5))
-
-
-def test_a_subgradient_beside_a_kernel_is_checked():
-    class Lying(type(regmax.penalty("tv"))):
-        def any_subgradient(self, y, mask=None):
-            return torch.zeros_like(y)
-
-    omega = regmax.Penalized(regmax.regularizer("tsallis"), Lying(), 0.3)
-    with pytest.raises(RegularizerError, match=r"Lying\.any_subgradient"):
-        RegularizedMax(omega)(draw(3, 5))
 
 
 def test_certify_certifies_every_call():
