@@ -319,10 +319,3 @@ print(json.dumps([*found, added()]))
     assert not [m for m in plugins if m.split(".")[0] in optional or m.startswith("torch._dynamo")]
     assert not [m for m in call if m.split(".")[0] in drawing]
     assert "matplotlib.pyplot" not in figure  # figures without a window system
-
-
-def test_what_is_imported_later_is_there():
-    assert {"nn", "losses", "analysis", "FenchelYoungLoss"} <= set(dir(regmax))
-    assert regmax.FenchelYoungLoss is losses.FenchelYoungLoss
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = regmax.nothing
