@@ -103,10 +103,7 @@ def test_numbers_in_a_tuple_hide_no_tensor():
 
 @pytest.mark.parametrize(
     ("omega", "scale"),
-    [
-        (2.0 * regmax.regularizer("gini"), 1e6),
-        (0.001 * regmax.regularizer("entropy"), 1e10),
-    ],
+    [(2.0 * regmax.regularizer("gini"), 1e6), (0.001 * regmax.regularizer("entropy"), 1e10)],
     ids=str,
 )
 def test_scores_whose_rounding_is_beyond_the_slopes(omega, scale):

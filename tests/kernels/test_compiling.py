@@ -225,13 +225,7 @@ class TestAnotherProcess:
         (tmp_path / "cache").touch()
         assert counted(tmp_path, 2, kept=kept) == f"{RIGHT} forward\n"
 
-    @pytest.mark.parametrize(
-        "program",
-        [
-            "print('x' * 100)",
-            "import time; time.sleep(60)",
-        ],
-    )
+    @pytest.mark.parametrize("program", ["print('x' * 100)", "import time; time.sleep(60)"])
     def test_where_it_fails_this_process_compiles(self, tmp_path, program, kept):
         given = f"compiling._PROGRAM, compiling.LONGEST = {program!r}, 1.0"
         assert counted(tmp_path, 2, given, kept) == f"{RIGHT} forward backward\n"

@@ -144,10 +144,7 @@ FAULTS = {
         ),
         ["regmax_solvers", "auto"],
     ),
-    "misspelt hook": (
-        hooked("[]", hook="regmax_regularisers()"),
-        ["regmax_regularisers", HOOK],
-    ),
+    "misspelt hook": (hooked("[]", hook="regmax_regularisers()"), ["regmax_regularisers", HOOK]),
     "unknown argument": (hooked("[]", hook="regmax_regularizers(config)"), [HOOK, "config"]),
     "exit": ("import sys\nprint('bye')\nsys.exit(0)", ["SystemExit: 0"]),
     "interrupt": ("raise KeyboardInterrupt", ["import: KeyboardInterrupt"]),
