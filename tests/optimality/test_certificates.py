@@ -310,6 +310,12 @@ def test_a_penalty_outside_the_theorem_is_solved_as_a_whole(base):
     assert report.ok, str(report)
 
 
+def test_a_prox_that_does_not_fit_is_refused_where_failures_are_ignored():
+    omega = regmax.regularizer("gini") + 0.5 * GroupNorm([2, 3], factor=1.5)
+    with pytest.raises(RegularizerError, match=r"GroupNorm\.prox and GroupNorm\.value do not fit"):
+        RegularizedMax(omega, on_failure="ignore")(draw(6, 5))
+
+
 # torch's forward mode compiles its own decompositions when it is first used
 @pytest.mark.filterwarnings(r"ignore:`torch\.jit\.\w+` is deprecated")
 def test_its_derivatives():
