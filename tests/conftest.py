@@ -12,9 +12,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, by whatever test
 
-pytest.register_assert_rewrite(
-    "references", "mapping_checks", "precision_checks", "row_checks", "modes", "ways"
-)
+pytest.register_assert_rewrite("references", "mapping_checks", "row_checks", "modes", "ways")
 
 
 def pytest_configure(config: pytest.Config) -> None:

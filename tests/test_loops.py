@@ -14,7 +14,7 @@ import regmax
 ROOT = Path(regmax.__file__).parent.parent
 FILES = sorted(p for top in ("regmax/kernels", "plugins") for p in (ROOT / top).rglob("*.py"))
 SERVICES = {
-    "regmax/kernels/cpu/threads.py": "a thread of the pool waits for work as long as its process",
+    "regmax/kernels/cpu/threads.py": "a thread of the pool waits for work as long as its process"
 }
 """Loops that run as long as something else does, and why."""
 

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 from mapping_checks import normal
-from omegas import omega_of
+from omegas import Inverse, omega_of
 
 import regmax
 from regmax import AtMost, Box, ConvergenceWarning, RegularizedMax, Simplex, Transport
@@ -14,23 +14,6 @@ from regmax.optimality.problem import Problem
 from regmax.testing.inputs import VALUES, hard_values
 
 F64 = torch.float64
-
-
-class Cubic(regmax.Regularizer):
-    """Separable, with an inverse; flat at 0 but for ε y²."""
-
-    separable = True
-
-    def value(self, y):
-        return (y.pow(3) / 6 + y.square() / 10).sum(-1)
-
-    def inverse(self, u):
-        return (0.04 + 2 * u.clamp_min(0)).sqrt() - 0.2
-
-    def as_cvxpy(self, y):
-        import cvxpy
-
-        return cvxpy.sum(cvxpy.power(y, 3)) / 6 + cvxpy.sum_squares(y) / 10
 
 
 class Coupled(regmax.Regularizer):
@@ -50,7 +33,7 @@ OMEGAS = {
     "tsallis 1.5": lambda: regmax.regularizer("tsallis", alpha=1.5),
     "tsallis 3": lambda: regmax.regularizer("tsallis", alpha=3.0),
     "scaled": lambda: 2 * regmax.regularizer("tsallis", alpha=1.25),
-    "separable": Cubic,
+    "separable": Inverse,
     "pnorm": lambda: regmax.regularizer("pnorm", p=1.5),
     "coupled": Coupled,
     "tv": lambda: regmax.regularizer("tv", lam=0.3),
@@ -369,13 +352,13 @@ def test_what_cannot_move_has_the_gradient_0(name):
 def test_sums_that_rounding_decides():
     """An inverse that rounds, one entry that moves, and Σy = k where it may be less."""
     x = torch.tensor([[0.32, -1.6, 0.1], [0.0, 1.0, 0.0]], dtype=F64)
-    y = RegularizedMax(Cubic(), domain=Simplex(1e-3)).solve(x).y
+    y = RegularizedMax(Inverse(), domain=Simplex(1e-3)).solve(x).y
     assert y.tolist() == [[1e-3, 0.0, 0.0], [0.0, 1e-3, 0.0]]
     lower = torch.tensor([0.5, 0.07495438806314239, 0.125], dtype=F64)
     upper = torch.tensor([0.5, 0.5, 0.5], dtype=F64)
     y = RegularizedMax(OMEGAS["tsallis 3"](), domain=Simplex(1.0, lower, upper)).solve(x[:1]).y
     assert y[0, :2].tolist() == lower[:2].tolist()
-    assert (RegularizedMax(Cubic(), domain=Simplex(0.3, 0.1))(x) == 0.1).all()  # 0.1 · 3 > 0.3
+    assert (RegularizedMax(Inverse(), domain=Simplex(0.3, 0.1))(x) == 0.1).all()  # 0.1 · 3 > 0.3
     tiny = torch.tensor([[1e-97, 1e-29, 0.0126]], dtype=F64)
     y = RegularizedMax(regmax.regularizer("tsallis", alpha=1.9), domain=AtMost(1e-3)).solve(tiny).y
     assert y.tolist() == [[0.0, 0.0, 1e-3]]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from mapping_checks import normal
+from omegas import Inverse
 from torch.autograd import gradcheck
 
 import regmax
@@ -10,26 +11,6 @@ from regmax import RegularizedMax, Transport
 from regmax.testing.inputs import VALUES, hard_values
 
 F64 = torch.float64
-
-
-class Cubic(regmax.Regularizer):
-    """Separable, with an inverse."""
-
-    separable = True
-
-    def __init__(self, w):
-        self.w = w
-
-    def value(self, y):
-        return y.pow(3).sum(-1) / 6 + self.w * y.square().sum(-1) / 2
-
-    def inverse(self, u):
-        return (self.w**2 + 2 * u.clamp_min(0)).sqrt() - self.w
-
-    def as_cvxpy(self, y):
-        import cvxpy
-
-        return cvxpy.sum(cvxpy.power(y, 3)) / 6 + self.w.item() * cvxpy.sum_squares(y) / 2
 
 
 OMEGAS = {
@@ -40,7 +21,7 @@ OMEGAS = {
     "tsallis 1.75": lambda: regmax.regularizer("tsallis", alpha=1.75),
     "scaled": lambda: 2 * regmax.regularizer("tsallis", alpha=1.25),
     "fermi_dirac": lambda: regmax.regularizer("fermi_dirac"),
-    "own": lambda: Cubic(torch.tensor(0.2, dtype=F64)),
+    "own": lambda: Inverse(torch.tensor(0.2, dtype=F64)),
 }
 STANDARD = [name for name in OMEGAS if name not in ("fermi_dirac", "own")]
 SHAPES = {"square": (4, 4), "wide": (3, 4), "tall": (6, 4)}

@@ -14,12 +14,7 @@ from examples.common import runs
 from examples.common.mappings import omega
 from examples.common.processes import Process
 from examples.common.seq2seq import Seq2Seq, Shape
-from examples.common.text import (
-    bucketed,
-    inflections,
-    pad,
-    parallel,
-)
+from examples.common.text import bucketed, inflections, pad, parallel
 
 HERE = Process(torch.device("cpu"))
 

@@ -91,18 +91,6 @@ def test_a_target_written_to_after_the_loss_is_refused(smoothing, omega):
             torch.autograd.grad(value, x, create_graph=again)
 
 
-def test_probabilities_of_one_dimension():
-    """``loss.mapping`` takes the dimension that ``forward`` takes."""
-    x = torch.tensor([1.0, 0.5, 0.0])
-    loss = SparsemaxLoss()
-    expected = regmax.functional.sparsemax(x)
-    assert torch.equal(loss.mapping(x), expected)
-    assert torch.equal(loss.mapping.solve(x).y, expected)
-    assert loss.mapping.max(x).shape == ()
-    assert "along dim 0" in loss.mapping.explain(x)
-    assert torch.equal(loss.mapping(x.expand(2, 3)), expected.expand(2, 3))
-
-
 def test_numbers_in_a_tuple_hide_no_tensor():
     """The gradient of a loss with ordered weights is y − t, without J times what is constant."""
     x = torch.randn(16, generator=torch.Generator().manual_seed(0), requires_grad=True)
@@ -115,10 +103,7 @@ def test_numbers_in_a_tuple_hide_no_tensor():
 
 @pytest.mark.parametrize(
     ("omega", "scale"),
-    [
-        (2.0 * regmax.regularizer("gini"), 1e6),
-        (0.001 * regmax.regularizer("entropy"), 1e10),
-    ],
+    [(2.0 * regmax.regularizer("gini"), 1e6), (0.001 * regmax.regularizer("entropy"), 1e10)],
     ids=str,
 )
 def test_scores_whose_rounding_is_beyond_the_slopes(omega, scale):

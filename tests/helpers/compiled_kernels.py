@@ -8,8 +8,10 @@ In a process without Triton's interpreter: the launchers only note how kernels w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import io
 import json
 import re
 import subprocess
@@ -125,7 +127,8 @@ def compiled(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
                 aligned[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, aligned)
     start = time.thread_time()
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return {
         "kernel": kernel.__name__,
         **{key: item for key, item in constants.items() if isinstance(item, int)},
@@ -133,22 +136,19 @@ def compiled(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
         "dtype": signature[kernel.arg_names[0]],
         "shared": built.metadata.shared,
         "seconds": round(time.thread_time() - start, 1),
-        **_resources(built.asm["ptx"]),
+        **_resources(said.getvalue(), built.asm["cubin"]),
     }
 
 
-def _resources(ptx: str) -> dict[str, int]:
-    """Registers per thread and bytes spilled, as the assembler of Triton's wheel reports them, the
-    instructions of a thread, and the bytes that they load from and store to global memory."""
+def _resources(report: str, binary: bytes) -> dict[str, int]:
+    """Registers per thread and bytes spilled, as the assembler reports them, the instructions of a
+    thread, and the bytes that they load from and store to global memory."""
     from triton import knobs
 
-    assembler = Path(knobs.nvidia.ptxas.path)
-    with tempfile.TemporaryDirectory() as folder:
-        text, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        text.write_text(ptx)
-        command = [assembler, "-v", "--gpu-name=sm_90a", text, "-o", binary]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        command = [assembler.with_name("nvdisasm"), "-c", binary]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [Path(knobs.nvidia.ptxas.path).with_name("nvdisasm"), "-c", file.name]
         code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = {}
     for key, pattern in (("registers", r"Used (\d+) reg"), ("spilled", r"(\d+) bytes spill st")):
@@ -217,7 +217,11 @@ def counts() -> dict[str, dict[str, Any]]:
     """The table: per launch, instructions, stores to shared memory and bytes of global memory of a
     thread for each of its entries, registers, bytes spilled, and seconds of compilation."""
 
+    from triton import knobs
+
     from regmax.kernels.from_value import triton_kernel  # noqa: F401  compiled, not interpreted
+
+    knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
 
     table = {}
 

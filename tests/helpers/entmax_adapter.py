@@ -1,7 +1,7 @@
 """A pytest plugin (``-p entmax_adapter``): the names of the ``entmax`` package, computed by regmax.
 
 With it the tests that ship in that package's wheel test ``regmax.functional``, ``regmax.losses``,
-domains, and the example plugin ``regmax_normmax``.
+domains, and the example plugin ``regmax_normmax``. ``k``, how many scores entmax sorts, is ignored.
 """
 
 from __future__ import annotations
@@ -13,111 +13,74 @@ import entmax.activations
 import entmax.losses
 import entmax.root_finding
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import regmax
 from regmax import functional, losses
 from regmax_normmax import Norm
 
 
-def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:
-    return functional.sparsemax(X, dim=dim)
+def mapped(f: Any) -> Any:
+    return lambda X, dim=-1, k=None: f(X, dim=dim)
 
 
-def entmax15(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:
-    return functional.entmax15(X, dim=dim)
+def module(f: Any) -> Any:
+    class Mapped(nn.Module):
+        def __init__(self, dim: int = -1, k: int | None = None) -> None:
+            super().__init__()
+            self.forward = partial(f, dim=dim)
+
+    return Mapped
 
 
-def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int = 50) -> Tensor:
-    return functional.sparsemax(X, dim=dim)
+def threshold(f: Any, a: float) -> Any:
+    """τ = max(X) − max(y)^a, a = α − 1, and the size of the support of y, for scores aX."""
+
+    def found(X: Any, dim: int = -1, k: int | None = None) -> Any:
+        y = f(X / a, dim=dim)
+        top = (t.amax(dim, keepdim=True) for t in (X, y**a))
+        return next(top) - next(top), (y > 0).sum(dim, keepdim=True)
+
+    return found
 
 
-def entmax_bisect(X: Tensor, alpha: Any = 1.5, dim: int = -1, n_iter: int = 50) -> Tensor:
-    return functional.entmax(X, alpha=alpha, dim=dim)
+def loss(make: Any) -> Any:
+    """Its constructor: "elementwise_mean" is the default, an index may be a tensor."""
+    return lambda k=None, ignore_index=-100, reduction="elementwise_mean": make(
+        ignore_index=int(ignore_index), reduction=reduction.removeprefix("elementwise_")
+    )
 
 
-def normmax_bisect(X: Tensor, alpha: Any = 2, dim: int = -1, n_iter: int = 50) -> Tensor:
-    return regmax.RegularizedMax(Norm(alpha), dim=dim)(X)
-
-
-def budget_bisect(X: Tensor, budget: Any = 2, dim: int = -1, n_iter: int = 50) -> Tensor:
-    return functional.sparsemax(X, dim=dim, domain=regmax.Simplex(budget, upper=1.0))
-
-
-class Sparsemax(nn.Module):
-    def __init__(self, dim: int = -1, k: int | None = None) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, X: Tensor) -> Tensor:
-        return functional.sparsemax(X, dim=self.dim)
-
-
-class Entmax15(Sparsemax):
-    def forward(self, X: Tensor) -> Tensor:
-        return functional.entmax15(X, dim=self.dim)
-
-
-def sparsemax_threshold(X: Tensor, dim: int = -1, k: int | None = None) -> tuple[Tensor, Tensor]:
-    """τ = max(X) − max(y), and the size of the support."""
-    y = functional.sparsemax(X, dim=dim)
-    return X.amax(dim, keepdim=True) - y.amax(dim, keepdim=True), (y > 0).sum(dim, keepdim=True)
-
-
-def entmax15_threshold(X: Tensor, dim: int = -1, k: int | None = None) -> tuple[Tensor, Tensor]:
-    """τ = max(X) − sqrt(max(y)), for scores that are halved already."""
-    y = functional.entmax15(2 * X, dim=dim)
-    top = y.amax(dim, keepdim=True).sqrt()
-    return X.amax(dim, keepdim=True) - top, (y > 0).sum(dim, keepdim=True)
-
-
-def loss(name: str) -> Any:
-    """The constructor of a loss: "elementwise_mean" is its default, an index may be a tensor."""
-
-    def make(
-        alpha: Any = None,
-        k: int | None = None,
-        n_iter: int = 50,
-        ignore_index: Any = -100,
-        reduction: str = "elementwise_mean",
-    ) -> nn.Module:
-        given = {} if alpha is None else {"alpha": alpha}
-        kind = {"NormmaxLoss": partial(regmax.FenchelYoungLoss, Norm(**given))}.get(name)
-        kind = kind or partial(getattr(losses, name), **given)
-        reduction = {"elementwise_mean": "mean"}.get(reduction, reduction)
-        found: nn.Module = kind(ignore_index=int(ignore_index), reduction=reduction)
-        return found
-
-    make.__name__ = name  # in the names of tests
-    return make
-
-
-for module, names in {
+sparsemax, entmax15 = functional.sparsemax, functional.entmax15
+NAMES: dict[Any, dict[str, Any]] = {
     entmax.activations: {
-        "sparsemax": sparsemax,
-        "entmax15": entmax15,
-        "Sparsemax": Sparsemax,
-        "Entmax15": Entmax15,
-        "_sparsemax_threshold_and_support": sparsemax_threshold,
-        "_entmax_threshold_and_support": entmax15_threshold,
+        "sparsemax": mapped(sparsemax),
+        "entmax15": mapped(entmax15),
+        "Sparsemax": module(sparsemax),
+        "Entmax15": module(entmax15),
+        "_sparsemax_threshold_and_support": threshold(sparsemax, 1.0),
+        "_entmax_threshold_and_support": threshold(entmax15, 0.5),
     },
     entmax.losses: {
-        "SparsemaxLoss": loss("SparsemaxLoss"),
-        "Entmax15Loss": loss("Entmax15Loss"),
-        "SparsemaxBisectLoss": loss("SparsemaxLoss"),
-        "EntmaxBisectLoss": loss("EntmaxLoss"),
-        "NormmaxBisectLoss": loss("NormmaxLoss"),
+        "SparsemaxLoss": loss(losses.SparsemaxLoss),
+        "Entmax15Loss": loss(losses.Entmax15Loss),
+        "SparsemaxBisectLoss": loss(losses.SparsemaxLoss),
+        "EntmaxBisectLoss": loss(losses.EntmaxLoss),
+        "NormmaxBisectLoss": loss(partial(regmax.FenchelYoungLoss, Norm())),
     },
     entmax.root_finding: {
-        "sparsemax_bisect": sparsemax_bisect,
-        "entmax_bisect": entmax_bisect,
-        "normmax_bisect": normmax_bisect,
-        "budget_bisect": budget_bisect,
+        "sparsemax_bisect": mapped(sparsemax),
+        "entmax_bisect": lambda X, alpha=1.5, dim=-1: functional.entmax(X, alpha=alpha, dim=dim),
+        "normmax_bisect": lambda X, alpha=2, dim=-1: regmax.RegularizedMax(Norm(alpha), dim=dim)(X),
+        "budget_bisect": lambda X, budget=2, dim=-1: sparsemax(
+            X, dim=dim, domain=regmax.Simplex(budget, upper=1.0)
+        ),
     },
-}.items():
+}
+for module_, names in NAMES.items():
     for name, ours in names.items():
-        assert hasattr(module, name), f"{module.__name__} has no {name}"
-        setattr(module, name, ours)
+        assert hasattr(module_, name), f"{module_.__name__} has no {name}"
+        setattr(module_, name, ours)
 
 
 def pytest_runtest_setup() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -42,6 +43,26 @@ class Cubic(Regularizer):
 
     def value(self, y: Tensor) -> Tensor:
         return (y.square() / 2 + y.pow(3) / 6).sum(-1)
+
+
+class Inverse(Regularizer):
+    """Σ yᵢ³/6 + w yᵢ²/2, with its inverse and its convex program."""
+
+    separable = True
+
+    def __init__(self, w: float | Tensor = 0.2) -> None:
+        self.w = w
+
+    def value(self, y: Tensor) -> Tensor:
+        return y.pow(3).sum(-1) / 6 + self.w * y.square().sum(-1) / 2
+
+    def inverse(self, u: Tensor) -> Tensor:
+        return (self.w**2 + 2 * u.clamp_min(0)).sqrt() - self.w
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+
+        return cvxpy.sum(cvxpy.power(y, 3)) / 6 + float(self.w) * cvxpy.sum_squares(y) / 2
 
 
 class Quartic(Regularizer):
@@ -107,6 +128,32 @@ class Demanding(Regularizer):
 
     def value(self, y: Tensor) -> Tensor:
         return self.price * y.square().sum(-1)
+
+
+class GroupNorm(regmax.Penalty):
+    """R(y) = Σ_g ‖y_g‖₂, to which the theorem does not apply."""
+
+    def __init__(self, sizes: list[int], factor: float = 1.0) -> None:
+        self.sizes, self.factor = sizes, factor
+
+    def parts(self, y: Tensor) -> tuple[Tensor, ...]:
+        return y.split(self.sizes, -1)
+
+    def value(self, y: Tensor, mask: Any = None) -> Tensor:
+        return torch.stack([part.norm(dim=-1) for part in self.parts(y)], -1).sum(-1)
+
+    def prox(self, v: Tensor, step: Any, mask: Any = None) -> Tensor:
+        shrunk = [
+            part * (1 - self.factor * step / part.norm(dim=-1, keepdim=True)).clamp_min(0)
+            for part in self.parts(v)
+        ]
+        return torch.cat(shrunk, -1).nan_to_num(0)
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+
+        ends = [sum(self.sizes[:k]) for k in range(len(self.sizes) + 1)]
+        return sum(cvxpy.norm(y[a:b]) for a, b in itertools.pairwise(ends))
 
 
 ARGUMENTS: dict[str, dict[str, object]] = {

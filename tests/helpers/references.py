@@ -14,6 +14,7 @@ import torch
 from mpmath import mpf
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
+from torch import Tensor
 
 Row = NDArray[np.floating]
 Long = np.longdouble
@@ -208,6 +209,30 @@ def pnorm_digits(x: Sequence[float], p: float, v: Sequence[float]) -> tuple[Row,
             _floats(jacobian([mpf(float(t)) for t in v])),
             _floats(jacobian([-t for t in slope])),
         )
+
+
+def check_digits(
+    f: Callable[[Tensor, Tensor], Tensor],
+    digits: Callable[..., tuple[Row, ...]],
+    x: Tensor,
+    value: float,
+    v: Tensor,
+    tol32: float,
+) -> None:
+    """y, J v and dy/dθ of f(x, θ): 1e-11 of the largest in float64, ``tol32`` in float32."""
+    for dtype, tol in ((torch.float64, 1e-11), (torch.float32, tol32)):
+        score = x.to(dtype).requires_grad_()
+        theta = torch.tensor(value, dtype=dtype)
+        w = v.to(dtype)
+        y = f(score, theta)
+        (jv,) = torch.autograd.grad(y, score, w)
+        (slope,) = torch.autograd.functional.jacobian(
+            lambda t, score=score: f(score.detach(), t), (theta,)
+        )
+        expected = digits(score.tolist(), theta.item(), w.tolist())
+        for got, right in zip((y, jv, slope), expected, strict=True):
+            error = np.abs(got.detach().double().numpy() - right).max()
+            assert error <= tol * (1 + np.abs(right).max()), (dtype, value, x.tolist(), error)
 
 
 def _bisect_digits(increasing: Callable[[mpf], mpf], low: mpf, high: mpf) -> mpf:

@@ -226,8 +226,7 @@ def test_every_mapping_is_registered(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argument", "given"),
-    [("cache", object()), ("cu_seq_lens_q", torch.tensor([0, 3]))],
+    ("argument", "given"), [("cache", object()), ("cu_seq_lens_q", torch.tensor([0, 3]))]
 )
 def test_what_has_no_answer_is_refused(argument, given):
     attend = transformers.AttentionInterface()["regmax-entmax15"]

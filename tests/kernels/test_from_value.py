@@ -641,16 +641,6 @@ def test_an_omega_that_is_not_convex_somewhere_gets_no_kernel(value):
     assert "may not be convex" in layer.explain(x)
 
 
-def test_inference_mode():
-    layer = regmax.RegularizedMax(Sign())
-    with torch.inference_mode():
-        x = torch.randn(3, 5, dtype=F64)
-        y = layer(x)
-        layer.omega.w = layer.omega.w * 2
-        assert not torch.equal(layer(x), y)
-    assert not torch.equal(layer(x), y)
-
-
 def test_an_entry_without_a_slope_at_0_is_not_left_out():
     """A where whose other branch has no slope below c: autograd makes NaN of it."""
 
@@ -677,14 +667,6 @@ class Sign(regmax.Regularizer):
 def test_rows_that_are_not_certified_go_to_the_solver():
     layer = regmax.RegularizedMax(Scaled(), tol=1e-30, on_failure="ignore")
     assert ", then solver" in layer.explain(torch.randn(3, 5, dtype=F64))
-
-
-def test_half_precision_and_float32_round_once():
-    layer = regmax.RegularizedMax(Scaled())
-    x = torch.randn(4, 9, dtype=F64).half()
-    exact = layer(x.double())
-    assert torch.equal(layer(x), exact.half())
-    assert torch.equal(layer(x.float()), exact.float())
 
 
 @pytest.fixture

@@ -7,18 +7,7 @@ import pytest
 import torch
 from devices import CUDA, need_triton
 from mapping_checks import normal
-from ways import (
-    DEVICE,
-    F32,
-    F64,
-    TRITON,
-    by,
-    by_ways,
-    derivatives,
-    found_and_right,
-    once,
-    ways,
-)
+from ways import DEVICE, F32, F64, TRITON, by, by_ways, derivatives, found_and_right, once, ways
 
 import regmax
 from regmax import kernels

@@ -11,6 +11,7 @@ from mapping_checks import normal
 from row_checks import hard_rows
 from ways import DEVICE, F32, F64, TRITON, by, by_ways, found_and_right, once, ways
 
+import regmax
 from regmax import functional, kernels
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
@@ -241,6 +242,28 @@ def test_many_entries_near_the_threshold(way, case):
         given = [rows, *numbers(case, 1)]
         (y, *_), (right, *_) = found_and_right(way, mapped(case), given, rows)
         torch.testing.assert_close(y.double(), right, rtol=0, atol=3e-7)
+
+
+LONG = {
+    "entmax": (0.5, 1.5, 1.9, 1.999, 2.0, 2.001, 5.0),
+    "pnormmax": (1.001, 1.5, 1.9, 1.999, 2.0),
+    "fusedmax": (1e-4, 0.1, 10.0, 1e3),
+    "oscarmax": (1e-6, 1e-4, 0.01, 3.0, 10.0),
+}
+
+
+@pytest.mark.parametrize("theta", [(name, t) for name, some in LONG.items() for t in some], ids=str)
+def test_long_rows_in_float32(theta):
+    """Beside float64: entries that are differences of nearby numbers have a sum in error."""
+    (name, t), i, g = theta, torch.arange(30_000), normal(30_000)
+    hyper = {KEYS[name]: t}
+    fall = -i * (t * (1 + 1e-5) if "lam" in hyper else 1 / len(i))
+    for x in (t.float() for t in ((i == 0) * 0.5, (i % 7) * 1e-3, g, 1e-4 * g, 0 * i, fall)):
+        y, right = (getattr(functional, name)(z, **hyper) for z in (x, x.double()))
+        torch.testing.assert_close(y.double(), right, rtol=0, atol=1e-7)
+    omega = functional.hyperparameters_of(name)[0](**hyper)
+    if "lam" in hyper:
+        assert regmax.RegularizedMax(omega).solve(x.double()).error_bound < 1e-8
 
 
 @pytest.mark.slow

@@ -97,6 +97,7 @@ def test_checkpoints_of_a_first_call(coupled, penalised, module):
 def test_names():
     assert regmax.SparsemaxLoss is SparsemaxLoss
     assert regmax.losses.EntmaxLoss is EntmaxLoss
+    assert {"nn", "losses", "analysis", "FenchelYoungLoss"} <= set(dir(regmax))
     assert {"FenchelYoungLoss", "SoftmaxLoss", "Entmax15Loss", "FusedmaxLoss"} <= set(dir(losses))
     for made, omega in (
         (EntmaxLoss(1.3), "Tsallis(alpha=1.3)"),

@@ -106,7 +106,7 @@ def test_gamma(mapping, gamma):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("d", [7, 4096, 100_000])
+@pytest.mark.parametrize("d", [4096, 100_000])
 def test_half_precision(mapping, dtype, d):
     """Computed in float32, rounded once; rows sum to one within a unit of the output's rounding.
 

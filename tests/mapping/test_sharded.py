@@ -1,6 +1,7 @@
 """DTensors on 2 and 4 processes, each case against one process. The cases are those of
 :mod:`sharded_cases`; all of them run in one launch of the processes. On 4 run those that take a
-mesh of two dimensions or draw their shapes: devices may have nothing of a row."""
+mesh of two dimensions or draw their shapes: devices may have nothing of a row. Heads run on both:
+a device has two heads, or one."""
 
 import functools
 import json
@@ -15,10 +16,9 @@ import sharded_cases
 import torch
 
 HELPERS = Path(sharded_cases.__file__).parent
-ON_FOUR = ("mappings", "losses", "linear", "wrong_targets", "heads_in_dtensors")
-DRAWN = ON_FOUR[:3]
-ON_TWO = [name for name in sharded_cases.CASES if name not in DRAWN]
-RUNS = [*((name, 2) for name in ON_TWO), *((name, 4) for name in ON_FOUR)]
+ON_FOUR = ("mappings", "losses", "linear", "wrong_targets")
+RUNS = [(name, 4 if name in ON_FOUR else 2) for name in sharded_cases.CASES]
+RUNS.append(("heads_in_dtensors", 4))
 
 pytestmark = [
     pytest.mark.slow,

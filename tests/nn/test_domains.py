@@ -5,12 +5,7 @@ import torch
 
 from regmax import AtMost, Box, Simplex
 from regmax.functional import entmax15
-from regmax.nn import (
-    MultiheadAttention,
-    attention,
-    attention_weights,
-    explain_attention,
-)
+from regmax.nn import MultiheadAttention, attention, attention_weights, explain_attention
 
 F64 = torch.float64
 L, S = 4, 6

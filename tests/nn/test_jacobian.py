@@ -87,6 +87,9 @@ def test_of_a_loss():
     mapping = regmax.SparsemaxLoss().mapping  # along dimension 1, or 0 of one row
     assert mapping.jacobian(drawn(2, 3, 4)).shape == (2, 4, 3, 3)
     assert mapping.jacobian(drawn(3)).shape == (3, 3)
+    assert torch.equal(mapping(drawn(3)), regmax.functional.sparsemax(drawn(3)))
+    assert mapping.max(drawn(3)).shape == ()
+    assert "along dim 0" in mapping.explain(drawn(3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -91,11 +91,7 @@ def test_entropy_is_pytorchs(options, masks):
     for batch_first in (False, True):
         ours, theirs = pair(batch_first=batch_first, **options)
         given = inputs(ours)
-        for want in (
-            {},
-            {"average_attn_weights": False},
-            {"need_weights": False},
-        ):
+        for want in ({}, {"average_attn_weights": False}, {"need_weights": False}):
             same(ours(*given, **masks, **want), theirs(*given, **masks, **want))
         gradients = []
         for layer in (ours, theirs):

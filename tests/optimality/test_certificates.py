@@ -1,14 +1,13 @@
 """No answer is used before it is put in order and certified: solvers, penalties and Ω that anybody
 wrote, in the dtype of the answer."""
 
-import itertools
 import warnings
 
 import pytest
 import torch
 from bad_omegas import square
 from mapping_checks import normal as draw
-from omegas import omega_of
+from omegas import GroupNorm, omega_of
 from torch import Tensor
 
 import regmax
@@ -289,32 +288,6 @@ def test_a_value_in_float32_has_the_bound_of_float32():
 # -- penalties -------------------------------------------------------------------------------------
 
 
-class GroupNorm(Penalty):
-    """R(y) = Σ_g ‖y_g‖₂."""
-
-    def __init__(self, sizes, factor=1.0):
-        self.sizes, self.factor = sizes, factor
-
-    def parts(self, y):
-        return y.split(self.sizes, -1)
-
-    def value(self, y, mask=None):
-        return torch.stack([part.norm(dim=-1) for part in self.parts(y)], -1).sum(-1)
-
-    def prox(self, v, step, mask=None):
-        shrunk = [
-            part * (1 - self.factor * step / part.norm(dim=-1, keepdim=True)).clamp_min(0)
-            for part in self.parts(v)
-        ]
-        return torch.cat(shrunk, -1).nan_to_num(0)
-
-    def as_cvxpy(self, y):
-        import cvxpy
-
-        ends = [sum(self.sizes[:k]) for k in range(len(self.sizes) + 1)]
-        return sum(cvxpy.norm(y[a:b]) for a, b in itertools.pairwise(ends))
-
-
 class Distances(Penalty):
     """R(y) = Σ |y_i − c|: with kinks inside Δ."""
 
@@ -335,6 +308,12 @@ def test_a_penalty_outside_the_theorem_is_solved_as_a_whole(base):
     assert "theorem" not in RegularizedMax(omega).explain(x)
     report = regmax.crosscheck(omega, x, against=("generic", "cvxpylayers"))
     assert report.ok, str(report)
+
+
+def test_a_prox_that_does_not_fit_is_refused_where_failures_are_ignored():
+    omega = regmax.regularizer("gini") + 0.5 * GroupNorm([2, 3], factor=1.5)
+    with pytest.raises(RegularizerError, match=r"GroupNorm\.prox and GroupNorm\.value do not fit"):
+        RegularizedMax(omega, on_failure="ignore")(draw(6, 5))
 
 
 # torch's forward mode compiles its own decompositions when it is first used
@@ -435,16 +414,6 @@ def test_a_norm_that_calls_itself_a_lovasz_extension_is_refused():
 
     with pytest.raises(RegularizerError, match=r"Called declares lovasz = True, and R\(s \+ t\)"):
         RegularizedMax(regmax.regularizer("gini") + 0.01 * Called([5]))(draw(6, 5))
-
-
-def test_a_subgradient_beside_a_kernel_is_checked():
-    class Lying(type(regmax.penalty("tv"))):
-        def any_subgradient(self, y, mask=None):
-            return torch.zeros_like(y)
-
-    omega = regmax.Penalized(regmax.regularizer("tsallis"), Lying(), 0.3)
-    with pytest.raises(RegularizerError, match=r"Lying\.any_subgradient"):
-        RegularizedMax(omega)(draw(3, 5))
 
 
 def test_certify_certifies_every_call():

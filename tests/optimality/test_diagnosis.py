@@ -117,15 +117,6 @@ def test_the_norm_of_a_group_is_led_to_a_penalty():
         RegularizedMax(omega_of(groups))(x)
 
 
-def test_as_a_penalty_the_kink_is_no_fault():
-    x = scores(2)
-    for name, written in (("total variation", ("tv", 0.3)), ("max y", ("oscar", 0.05))):
-        omega = regmax.regularizer("gini") + written[1] * regmax.penalty(written[0])
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert RegularizedMax(omega).solve(x).converged.all(), name
-
-
 # -- no false alarm --------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 from mapping_checks import normal
+from omegas import GroupNorm
 
 import regmax
 from regmax import ConvergenceWarning, Penalty, RegularizedMax, RegularizerError
@@ -16,23 +17,6 @@ from regmax.regularizers.curvature import Diagonal
 from regmax.solvers import Solver, choose
 
 F64 = torch.float64
-
-
-class Groups(Penalty):
-    """‖y_0, y_1‖ + ‖y_2, …‖, to which the theorem does not apply."""
-
-    def value(self, y, mask=None):
-        return y[..., :2].norm(dim=-1) + y[..., 2:].norm(dim=-1)
-
-    def prox(self, v, step, mask=None):
-        parts = (v[..., :2], v[..., 2:])
-        size = [part.norm(dim=-1, keepdim=True).clamp_min(1e-300) for part in parts]
-        return torch.cat(
-            [p * (1 - step / s).clamp_min(0) for p, s in zip(parts, size, strict=True)], -1
-        )
-
-    def groups(self, z, mask=None):
-        return torch.arange(z.shape[-1]).expand(z.shape)
 
 
 class Weighted(regmax.Regularizer):
@@ -102,7 +86,7 @@ SUBJECTS = {
         lambda: regmax.penalty("tv"),
         ("value", "prox", "groups", "subgradient", "any_subgradient", "average"),
     ),
-    "groups": (Groups, ("value", "prox")),
+    "groups": (lambda: GroupNorm([2, 3]), ("value", "prox")),
     "omega": (lambda: Weighted(C), ("grad",)),
     "formula": (lambda: ByFormula(C), ("closed_form",)),
 }

@@ -188,9 +188,7 @@ def test_hard_rows(data):
     edges = data.draw(st.lists(pair, max_size=20)) if d > 1 else []
     weights = data.draw(
         st.lists(
-            st.sampled_from([0.0, 1e-9, 0.3, 1.0, 1e9]),
-            min_size=len(edges),
-            max_size=len(edges),
+            st.sampled_from([0.0, 1e-9, 0.3, 1.0, 1e9]), min_size=len(edges), max_size=len(edges)
         )
     )
     v = torch.tensor([data.draw(st.lists(numbers, min_size=d, max_size=d))], dtype=F64)

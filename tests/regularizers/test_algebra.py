@@ -53,10 +53,7 @@ EXPRESSIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["entropy + oscar", "entropy + gini", "c (tsallis + λ tv)"],
-)
+@pytest.mark.parametrize("name", ["entropy + oscar", "entropy + gini", "c (tsallis + λ tv)"])
 def test_conformance(name):
     """One of each kind: on another base, a multiple, a sum, all nested with numbers that learn."""
     check_regularizer(EXPRESSIONS[name]())

@@ -142,13 +142,7 @@ def layers():
     omega = regmax.regularizer("tsallis", alpha=learnt(1.4))
     yield RegularizedMax(omega)
     yield RegularizedMax(
-        Mixed(),
-        learnt([[0.3]]),
-        0,
-        "newton",
-        tol=1e-9,
-        max_iter=7,
-        on_failure="raise",
+        Mixed(), learnt([[0.3]]), 0, "newton", tol=1e-9, max_iter=7, on_failure="raise"
     )
     yield RegularizedMax(Mixed(), 1 / 3, solver=solvers.Fista())
     yield regmax.FenchelYoungLoss(omega, 0.1, dim=-1, weight=number([1.0, 0.3]), ignore_index=3)
@@ -301,13 +295,7 @@ def test_an_argument_with_the_name_of_a_method():
         assert "ByG" in RegularizedMax(omega).explain(X)
 
 
-@pytest.mark.parametrize(
-    ("base", "name"),
-    [
-        (ByGroups, "groups"),
-        (ByGrad, "grad"),
-    ],
-)
+@pytest.mark.parametrize(("base", "name"), [(ByGroups, "groups"), (ByGrad, "grad")])
 @pytest.mark.parametrize("item", [2.0, None, torch.ones(3)], ids=str)
 def test_an_attribute_that_hides_a_method_is_refused(base, name, item):
     """Where it is set, not where the core calls what is no method any more."""

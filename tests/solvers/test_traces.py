@@ -226,16 +226,6 @@ class TestStatus:
 
 
 class TestBudget:
-    @pytest.mark.parametrize("max_iter", [1, 7])
-    @pytest.mark.parametrize(("solver", "name"), CASES)
-    def test_is_kept(self, solver, name, max_iter):
-        solution = by_value(name, solver=solver, max_iter=max_iter, tol=1e-13).solve(
-            scores(3, 12), trace=True
-        )
-        assert (solution.iterations <= max_iter).all()
-        assert len(solution.trace) <= max_iter + 1
-        assert (solution.y.sum(-1) - 1).abs().max() < 1e-14
-
     def test_the_message_of_a_spent_budget(self):
         layer = by_value("tsallis", solver="fista", max_iter=1, on_failure="raise")
         with pytest.raises(regmax.ConvergenceError, match=r"solver fista: . of 3 rows .*max_iter"):

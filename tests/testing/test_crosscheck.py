@@ -142,8 +142,7 @@ def test_a_planted_fault_is_blamed(name):
 
 @pytest.mark.parametrize("cls", [Gini, PNorm])
 @pytest.mark.parametrize(
-    ("made", "blamed"),
-    [(off_gradient, "declared grad"), (off_curvature, "declared curvature")],
+    ("made", "blamed"), [(off_gradient, "declared grad"), (off_curvature, "declared curvature")]
 )
 def test_a_wrong_derivative(cls, made, blamed):
     """Solvers that take it are wrong too."""

@@ -188,9 +188,7 @@ FAULTS = {
     ],
     "check_hard_inputs": [Pairs],
     "check_backward": [faulty(hoarding)],
-    "check_name": [
-        faulty(lambda s, p, tol, n, y, k: (y, k), name="auto"),
-    ],
+    "check_name": [faulty(lambda s, p, tol, n, y, k: (y, k), name="auto")],
 }
 
 
