@@ -283,10 +283,11 @@ class Bounded(Faced):
 
     def products(self, q: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The gradients of the bounds, from q = v − H w with w = J v: τ, which q is on the free
-        entries, for k, and q − τ on the bounds that hold."""
+        entries, for k, and q − τ on the bounds that hold. H is not known next to a bound: an
+        entry counts by its distance."""
         free, fixed = self._free(y), self._tight(y)
-        tau = add(torch.where(free, q, 0)) / add(free).clamp_min(1)
-        tau = torch.where(fixed, tau, 0)
+        room = torch.where(free & fixed, torch.minimum(y - self.low, self.high - y), 0)
+        tau = add(room * torch.where(free, q, 0)) / add(room).clamp_min(1e-300)
         capped = self._capped(y)
         found = {
             "low": torch.where(free | capped, 0, q - tau),

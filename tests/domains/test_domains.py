@@ -383,6 +383,7 @@ def test_sums_that_rounding_decides():
         Simplex(3.0),
         Simplex(0.17, lower=torch.tensor([0.017, 0.01, 0.002] * 4)),
         Simplex(2.678, lower=0.05, upper=2.0),
+        Simplex(2.5, torch.tensor([1.0] + [0.0] * 11), torch.tensor([1.0] + [2.5] * 11)),
     ],
     ids=str,
 )
@@ -395,6 +396,17 @@ def test_one_entry_that_takes_all_leaves_the_others_at_their_bounds(domain, scal
         assert solution.converged.all()
         ulps = 16 * torch.finfo(dtype).eps * max(1.0, scale if dtype == F64 else 1.0)
         assert torch.allclose(layer(x), solution.y, atol=ulps)
+
+
+@pytest.mark.parametrize("domain", [Simplex, AtMost])
+def test_the_multiplier_of_wide_scores_is_that_of_the_large_entries(domain):
+    """Of the entropy it is γ(log Σ exp(x/γ) − log k − 1); y next to 0 do not tell it."""
+    x = 50 * normal(20, 6, seed=16).abs()
+    total = torch.full((20, 1), 1.5, dtype=F64, requires_grad=True)
+    best = RegularizedMax(OMEGAS["entropy"](), 0.7, domain=domain(total)).max(x)
+    (found,) = torch.autograd.grad(best.sum(), total)
+    expected = 0.7 * ((x / 0.7).logsumexp(-1, keepdim=True) - total.log() - 1)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("d", [8, 64])
