@@ -264,8 +264,8 @@ class Plans(Faced):
         return y + (free * (alpha.unsqueeze(-1) + v.unsqueeze(-2))).reshape(y.shape)
 
     def products(self, q: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The gradients of a and b: α and v with q = α_i + v_j where y is not 0."""
-        free = self.matrix(self.face(y).free).to(q.dtype)
+        """The gradients of a and b: α and v with q = α_i + v_j where y is not 0, by its weight."""
+        free = self.matrix(torch.where(self.face(y).free, y, 0)).to(q.dtype)
         alpha, v = semidual.potentials(free, torch.where(free > 0, self.matrix(q), 0))
         return {
             "rows": alpha.reshape(*q.shape[:-1], -1),
