@@ -255,10 +255,10 @@ class Plans(Faced):
 
     def followed(self, y: Tensor) -> Tensor:
         """y with derivatives in the sums: what is added to rows and columns where y is not 0."""
-        free = self.matrix(self.face(y).free.to(y.dtype))
+        free = self.matrix(torch.where(self.face(y).free, y, 0).detach())
         a, b = (t - t.detach() for t in (self.rows, self.columns))
         a, b = (t.expand(*y.shape[:-1], -1).reshape(len(free), -1) for t in (a, b))
-        size = free.sum(-1).clamp_min(1)
+        size = free.sum(-1).clamp_min(torch.finfo(y.dtype).tiny)
         v = semidual.Laplacian(free).solve(b - (free * (a / size).unsqueeze(-1)).sum(-2))
         alpha = (a - (free * v.unsqueeze(-2)).sum(-1)) / size
         return y + (free * (alpha.unsqueeze(-1) + v.unsqueeze(-2))).reshape(y.shape)

@@ -43,6 +43,10 @@ class Coupled(regmax.Regularizer):
         return cvxpy.sum_squares(y) / 2 + cvxpy.sum_squares(cvxpy.diff(y))
 
 
+def jacobian(f):
+    return lambda t: torch.autograd.functional.jacobian(f, t)
+
+
 OMEGAS = {
     "gini": lambda: regmax.regularizer("gini"),
     "entropy": lambda: regmax.regularizer("entropy"),
@@ -407,6 +411,19 @@ def test_the_multiplier_of_wide_scores_is_that_of_the_large_entries(domain):
     (found,) = torch.autograd.grad(best.sum(), total)
     expected = 0.7 * ((x / 0.7).logsumexp(-1, keepdim=True) - total.log() - 1)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacrev, jacobian])
+def test_an_entry_next_to_0_takes_no_part_of_what_a_bound_leaves(transform):
+    x = torch.tensor([44.3, -13.9, 9.0], dtype=F64)
+    omega = omega_of(lambda y: (torch.xlogy(y, y) + 0.35 * y.square()).sum(-1))
+
+    def y(upper):
+        return RegularizedMax(omega, 0.3, domain=AtMost(1.3, upper))(x)
+
+    found = transform(y)(torch.tensor([0.63, 0.92, 0.94], dtype=F64))
+    expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], dtype=F64)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("d", [8, 64])
