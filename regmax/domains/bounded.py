@@ -270,17 +270,13 @@ class Bounded(Faced):
 
     def followed(self, y: Tensor) -> Tensor:
         """y with derivatives in the bounds: an entry at a bound moves with it, and the free ones
-        share what is missing from the sum."""
-        free, room = self._free(y), self._slack(y).detach()
+        share what is missing from the sum, by their room: ∇²Ω is not known next to a bound."""
+        free, room = self._free(y), torch.minimum(*self.rooms(y)).detach()
         moved = torch.where(free, y, torch.where(self._capped(y), self.high, self.low))
         if self.total is not None:
             share = (self.total - add(moved)) / add(room).clamp_min(1e-300)
             moved = moved + room * (share - share.detach())
         return y + (moved - moved.detach())
-
-    def _slack(self, y: Tensor) -> Tensor:
-        """How much a free entry counts: Ω is not known next to a bound, where y is lifted."""
-        return torch.where(self._free(y), torch.minimum(y - self.low, self.high - y), 0)
 
     def _capped(self, y: Tensor) -> Tensor:
         return (y >= self.high) & (self.high > self.low)
@@ -288,7 +284,7 @@ class Bounded(Faced):
     def products(self, q: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The gradients of the bounds, from q = v − H w with w = J v: τ, which q is on the free
         entries, for k, and q − τ on the bounds that hold."""
-        free, room = self._free(y), self._slack(y)
+        free, room = self._free(y), torch.minimum(*self.rooms(y))
         tau = add(room * torch.where(free, q, 0)) / add(room).clamp_min(1e-300)
         tau = torch.where(self._tight(y), tau, 0)
         capped = self._capped(y)
