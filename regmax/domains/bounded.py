@@ -267,12 +267,12 @@ class Bounded(Faced):
 
     def followed(self, y: Tensor) -> Tensor:
         """y with derivatives in the bounds: an entry at a bound moves with it, and the free ones
-        share what is missing from the sum."""
-        face = self.face(y)
-        moved = torch.where(face.free, y, torch.where(self._capped(y), self.high, self.low))
+        share what is missing from the sum, by their room: ∇²Ω is not known next to a bound."""
+        free, room = self._free(y), torch.minimum(*self.rooms(y)).detach()
+        moved = torch.where(free, y, torch.where(self._capped(y), self.high, self.low))
         if self.total is not None:
-            share = (self.total - add(moved)) / add(face.free).clamp_min(1)
-            moved = moved + torch.where(face.free, share - share.detach(), 0)
+            share = (self.total - add(moved)) / add(room).clamp_min(1e-300)
+            moved = moved + room * (share - share.detach())
         return y + (moved - moved.detach())
 
     def _capped(self, y: Tensor) -> Tensor:
@@ -281,9 +281,9 @@ class Bounded(Faced):
     def products(self, q: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The gradients of the bounds, from q = v − H w with w = J v: τ, which q is on the free
         entries, for k, and q − τ on the bounds that hold."""
-        free, fixed = self._free(y), self._tight(y)
-        tau = add(torch.where(free, q, 0)) / add(free).clamp_min(1)
-        tau = torch.where(fixed, tau, 0)
+        free, room = self._free(y), torch.minimum(*self.rooms(y))
+        tau = add(room * torch.where(free, q, 0)) / add(room).clamp_min(1e-300)
+        tau = torch.where(self._tight(y), tau, 0)
         capped = self._capped(y)
         found = {
             "low": torch.where(free | capped, 0, q - tau),

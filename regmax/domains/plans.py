@@ -255,17 +255,17 @@ class Plans(Faced):
 
     def followed(self, y: Tensor) -> Tensor:
         """y with derivatives in the sums: what is added to rows and columns where y is not 0."""
-        free = self.matrix(self.face(y).free.to(y.dtype))
+        free = self.matrix(torch.where(self.face(y).free, y, 0).detach())
         a, b = (t - t.detach() for t in (self.rows, self.columns))
         a, b = (t.expand(*y.shape[:-1], -1).reshape(len(free), -1) for t in (a, b))
-        size = free.sum(-1).clamp_min(1)
+        size = free.sum(-1).clamp_min(torch.finfo(y.dtype).tiny)
         v = semidual.Laplacian(free).solve(b - (free * (a / size).unsqueeze(-1)).sum(-2))
         alpha = (a - (free * v.unsqueeze(-2)).sum(-1)) / size
         return y + (free * (alpha.unsqueeze(-1) + v.unsqueeze(-2))).reshape(y.shape)
 
     def products(self, q: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The gradients of a and b: α and v with q = α_i + v_j where y is not 0."""
-        free = self.matrix(self.face(y).free).to(q.dtype)
+        """The gradients of a and b: α and v with q = α_i + v_j where y is not 0, by its weight."""
+        free = self.matrix(torch.where(self.face(y).free, y, 0)).to(q.dtype)
         alpha, v = semidual.potentials(free, torch.where(free > 0, self.matrix(q), 0))
         return {
             "rows": alpha.reshape(*q.shape[:-1], -1),

@@ -277,6 +277,8 @@ class FenchelYoungLoss(nn.Module):
         if weight is None and given is None:
             return Target(k, epsilon=epsilon), None
         part = taking_part(x, on, _wide(x.dtype))
+        if k is not None and mass is not None:  # a class of weight 0 may be masked
+            k = torch.where(mass.unsqueeze(-1) == 0, part.argmax(-1, keepdim=True), k)
         spread, share, scale = self._smoothed(part, weight, mass, row_sums)
         return Target(k, given, spread, share), scale
 

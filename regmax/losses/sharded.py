@@ -172,7 +172,8 @@ def each(
         mass = None if weight is None else weight[index]
         here = torch.arange(raw.shape[-1], device=raw.device) + at.first
         here = torch.where(here < at.first + logits.shape[dim], here, -1)
-        given = (index.unsqueeze(-1) == here).to(F64)
+        counts = True if mass is None else mass.unsqueeze(-1) > 0  # else it may be masked
+        given = ((index.unsqueeze(-1) == here) & counts).to(F64)
     else:
         given = shards.padded(target.to(F64).movedim(dim, -1), -1, 0.0)
         wrong = improper(given).any(-1)

@@ -109,6 +109,11 @@ class _Beam:
     def advance(self, rows: Tensor, probability: Tensor) -> Tensor:
         """Extend the live hypotheses ``rows``; return the index of each new live one's state."""
         n, beam = self.logp.shape
+        low, high = (end.item() for end in probability.aminmax())
+        if not 0 <= low <= high <= 1 + 1e-3:  # then a prefix may be less probable than a sequence
+            raise ValueError(
+                f"step must return probabilities, in [0, 1]; got entries in [{low:g}, {high:g}]"
+            )
         top = probability.topk(min(beam + 1, probability.shape[-1]))
         logp = torch.full((n * beam, beam + 1), -torch.inf, dtype=F64, device=rows.device)
         word = torch.full((n * beam, beam + 1), -1, device=rows.device)

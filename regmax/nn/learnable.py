@@ -26,6 +26,8 @@ MOST = 1 << 22
 
 
 def _full(shape: Any, number: float) -> nn.Parameter:
+    if not isinstance(shape, tuple | list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise TypeError(f"shape must hold ints >= 0, as (heads, 1, 1) does; got {brief(shape)}")
     if math.prod(shape) > MOST:
         raise ValueError(f"shape must have at most {MOST} entries; got {tuple(shape)}")
     return nn.Parameter(torch.full(shape, number))
@@ -222,7 +224,7 @@ class LengthScaled(nn.Module):
             )
         self.delta, self.beta, self.power, self.reach = delta, beta, power, reach
         self.heads, self.features = heads, features
-        self.b = nn.Parameter(torch.full((heads, 1, 1), _before(beta)))
+        self.b = _full((heads, 1, 1), _before(beta))
         self.c = None if power is not None else nn.Parameter(torch.zeros(heads, 1, 1))
         self.along: Any = None
         if features is not None:

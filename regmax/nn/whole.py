@@ -78,6 +78,8 @@ def scores(q: Tensor, k: Tensor, scale: float | None, enable_gqa: bool) -> Tenso
     if q.dtype != k.dtype:
         raise TypeError(f"q and k must have the same dtype; got {q.dtype} and {k.dtype}")
     scale = scale_of(scale, q)
+    if q.shape[:-2] != k.shape[:-2]:
+        shape_of_scores(q, k, enable_gqa)
     if not enable_gqa:
         return matmul.scores(q, k, scale)
     return _ungrouped(matmul.scores(_grouped(q, k, "k"), k, scale), q)
@@ -91,7 +93,13 @@ def scale_of(scale: float | None, q: Tensor) -> float:
 def shape_of_scores(q: Tensor, k: Tensor, enable_gqa: bool) -> tuple[int, ...]:
     """(…, Hq, L, S)."""
     own, others = (t.shape[: -3 if enable_gqa else -2] for t in (q, k))
-    batch = (*torch.broadcast_shapes(own, others), *q.shape[len(own) : -2])
+    try:
+        batch = (*torch.broadcast_shapes(own, others), *q.shape[len(own) : -2])
+    except RuntimeError:
+        raise ValueError(
+            "q and k must have the same batch and heads, and enable_gqa=True where k has fewer "
+            f"heads; got {tuple(q.shape)} and {tuple(k.shape)}"
+        ) from None
     return (*batch, q.shape[-2], k.shape[-2])
 
 

@@ -69,7 +69,7 @@ def attentions(
     tables = {}
     for name, item in weights.items():
         own = mask.get(name) if isinstance(mask, Mapping) else mask
-        tables[name] = _checked(item, f"weights[{name!r}]", own)
+        tables[name] = _checked(item, f"weights[{name!r}]" if name else "weights", own)
     top = max(float(table.max()) for table, _ in tables.values())
     most = max(max(table.shape) for table, _ in tables.values())
     cell = min(0.34, max(0.2, 5 / most))  # inches

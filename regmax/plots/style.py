@@ -119,7 +119,8 @@ def label(omega: Regularizer) -> str:
 
 def several(omegas: Omegas, entries: int) -> dict[str, Regularizer]:
     """Ω by name. ValueError if one is made for rows of another length."""
-    found = {label(omegas): omegas} if isinstance(omegas, Regularizer) else dict(omegas)
+    alone = label(omegas) if isinstance(omegas, Regularizer) else "omegas"
+    found = dict(omegas) if isinstance(omegas, Mapping) else {alone: omegas}
     if not found:
         raise ValueError("omegas must hold at least one regularizer; got none")
     for name, omega in found.items():

@@ -26,6 +26,10 @@ class Coupled(regmax.Regularizer):
         return cvxpy.sum_squares(y) / 2 + cvxpy.sum_squares(cvxpy.diff(y))
 
 
+def jacobian(f):
+    return lambda t: torch.autograd.functional.jacobian(f, t)
+
+
 OMEGAS = {
     "gini": lambda: regmax.regularizer("gini"),
     "entropy": lambda: regmax.regularizer("entropy"),
@@ -373,6 +377,7 @@ def test_sums_that_rounding_decides():
         Simplex(3.0),
         Simplex(0.17, lower=torch.tensor([0.017, 0.01, 0.002] * 4)),
         Simplex(2.678, lower=0.05, upper=2.0),
+        Simplex(2.5, torch.tensor([1.0] + [0.0] * 11), torch.tensor([1.0] + [2.5] * 11)),
     ],
     ids=str,
 )
@@ -385,6 +390,30 @@ def test_one_entry_that_takes_all_leaves_the_others_at_their_bounds(domain, scal
         assert solution.converged.all()
         ulps = 16 * torch.finfo(dtype).eps * max(1.0, scale if dtype == F64 else 1.0)
         assert torch.allclose(layer(x), solution.y, atol=ulps)
+
+
+@pytest.mark.parametrize("domain", [Simplex, AtMost])
+def test_the_multiplier_of_wide_scores_is_that_of_the_large_entries(domain):
+    """Of the entropy it is γ(log Σ exp(x/γ) − log k − 1); y next to 0 do not tell it."""
+    x = 50 * normal(20, 6, seed=16).abs()
+    total = torch.full((20, 1), 1.5, dtype=F64, requires_grad=True)
+    best = RegularizedMax(OMEGAS["entropy"](), 0.7, domain=domain(total)).max(x)
+    (found,) = torch.autograd.grad(best.sum(), total)
+    expected = 0.7 * ((x / 0.7).logsumexp(-1, keepdim=True) - total.log() - 1)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("transform", [torch.func.jacrev, jacobian])
+def test_an_entry_next_to_0_takes_no_part_of_what_a_bound_leaves(transform):
+    x = torch.tensor([44.3, -13.9, 9.0], dtype=F64)
+    omega = omega_of(lambda y: (torch.xlogy(y, y) + 0.35 * y.square()).sum(-1))
+
+    def y(upper):
+        return RegularizedMax(omega, 0.3, domain=AtMost(1.3, upper))(x)
+
+    found = transform(y)(torch.tensor([0.63, 0.92, 0.94], dtype=F64))
+    expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], dtype=F64)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("d", [8, 64])

@@ -328,3 +328,15 @@ def test_sums_are_parameters_of_the_layer():
     layer(normal(2, 4, 4, seed=25).float())[:, 0].sum().backward()
     assert rows.grad is not None
     assert "rows=" in repr(layer)
+
+
+def test_the_multipliers_of_wide_scores_are_those_of_the_large_entries():
+    """α_i + v_j = x_ij − γ(log y_ij + 1) for the entropy; y next to 0 do not tell it."""
+    x, total = 40 * normal(10, 4, 5, seed=21), torch.ones(10, 4, 1, dtype=F64)
+    sums = [total.requires_grad_(), torch.full((10, 1, 5), 0.8, dtype=F64, requires_grad=True)]
+    layer = RegularizedMax(regmax.regularizer("entropy"), 0.7, domain=Transport(*sums))
+    y = layer(x).detach()
+    alpha, v = torch.autograd.grad(layer.max(x).sum(), sums)
+    large = y > 1e-3
+    expected = (x - 0.7 * (y.log() + 1))[large]
+    torch.testing.assert_close((alpha + v)[large], expected, rtol=1e-9, atol=1e-9)

@@ -189,7 +189,7 @@ def drawn_loss(seed, size):
         "label_smoothing": pick([0.0, 0.0, 0.1]),
         "ignore_index": pick([-100, 0]),
     }
-    weight = pick([None, torch.rand(classes, dtype=d.dtype)])
+    weight = pick([None, (torch.rand(classes, dtype=d.dtype) - 0.3).clamp_min(0)])
     target = torch.randint(classes, rows)
     if pick([True, False]):
         target = torch.rand(d.shape, dtype=d.dtype).softmax(d.dim)

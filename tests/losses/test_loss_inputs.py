@@ -72,6 +72,18 @@ def test_nothing_that_counts_costs_nothing(name, reduction):
         value.sum().backward()
 
 
+def test_a_masked_class_of_weight_0_is_no_target(name):
+    """As for distributions, from which the weight removes it."""
+    x, k, last = normal(4, 5), torch.tensor([1, 4, 4, 0]), torch.arange(5) == 4
+    weight = torch.tensor([1.0, 0.5, 2.0, 1.0, 0.0], dtype=F64)
+    for epsilon in (0.0, 0.1):
+        loss = loss_of(name, weight=weight, label_smoothing=epsilon, reduction="sum")
+        shares = torch.nn.functional.one_hot(k, 5).to(F64)
+        close(loss(x, k, mask=~last), loss(x, shares, mask=~last))
+        hidden = x.masked_fill(last, -INF)
+        close(gradient(loss, hidden, k), gradient(loss, x, k, ~last))
+
+
 def test_what_an_ignored_row_holds_does_not_matter(name):
     x, k = normal(7, 5), torch.tensor([1, -100, 2, -100, 0, -100, -100])
     loss = loss_of(name, weight=torch.linspace(0.5, 1, 5), label_smoothing=0.1)

@@ -459,6 +459,7 @@ def test_the_kernel_is_explained(monkeypatch):
         (ValueError, "with the same E; got", {"k": torch.ones(3, 2, S, 4, dtype=F64)}),
         (ValueError, "with the same S; got", {"v": torch.ones(3, 2, 5, 7, dtype=F64)}),
         (ValueError, "must be a multiple of k's", {"k": normal(3, 4, S, 5), "enable_gqa": True}),
+        (ValueError, "True where k has fewer heads; got", {"k": normal(3, 4, S, 5)}),
         (ValueError, "gamma must be > 0; got -1", {"gamma": -1.0}),
         (ValueError, "sink must broadcast to .* got \\(7,\\)", {"sink": torch.zeros(7)}),
         (ValueError, "chunk must be an int >= 1 or None; got 0", {"chunk": 0}),

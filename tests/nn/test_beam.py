@@ -105,3 +105,9 @@ def test_a_search_ends_where_no_beginning_can_become_better():
 def test_a_beam_of_nothing_is_refused():
     with pytest.raises(ValueError, match="beam must be an int >= 1; got 0"):
         searched(chain(functional.softmax, 0, 1.0), [0], 0)
+
+
+@pytest.mark.parametrize("of", [lambda x: x, lambda x: x.log_softmax(-1), lambda x: x / 0])
+def test_scores_in_the_place_of_probabilities_are_refused(of):
+    with pytest.raises(ValueError, match=r"step must return probabilities, in \[0, 1\]; got"):
+        searched(chain(of, 0, 1.0), [0, 1], 2)

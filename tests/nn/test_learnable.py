@@ -173,6 +173,9 @@ def test_wrong_arguments():
         Between(1, 2, init=2.0)
     with pytest.raises(ValueError, match="init must be > 0 and finite; got 0"):
         Positive(init=0.0)
+    for made, wrong in ((Positive, 8), (lambda n: Between(1, 2, n), -1), (AdaptiveEntmax, "8")):
+        with pytest.raises(TypeError, match=r"shape must hold ints >= 0, as \(heads, 1, 1\) does"):
+            made(wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -109,7 +109,7 @@ class TestAttention:
     @pytest.mark.parametrize(
         ("weights", "more", "words"),
         [
-            (torch.zeros(3), {}, r"weights.* shape \(target, source\), not empty; got \(3,\)"),
+            (torch.zeros(3), {}, r"^weights must be a tensor of shape .* got \(3,\)"),
             (torch.zeros(0, 3), {}, r"got \(0, 3\)"),
             ([[0.5, 0.5]], {}, "got list"),
             (torch.tensor([[0.5, -0.5]]), {}, r"nonnegative and finite; got .* in \[-0.5, 0.5\]"),

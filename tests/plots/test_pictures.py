@@ -248,3 +248,5 @@ class TestRefuses:
             draw({})
         with pytest.raises(TypeError, match=r"a must be a regmax.Regularizer; got str"):
             draw({"a": "gini"})
+        with pytest.raises(TypeError, match=r"omegas must be a regmax.Regularizer; got str"):
+            draw("gini")

@@ -163,7 +163,8 @@ def corner_of(at: Any) -> Any:
             v, s = simd.wide(simd.load(y, i)), simd.load(z, i)
             up = v - low > high - v
             over = smaller(over, select(up, s - most, np.inf))
-            under = larger(under, select(up, none - np.inf, s - larger(least, zero)))
+            down = (high > low) & (high - v >= v - low)  # an entry with l = u is there for any τ
+            under = larger(under, select(down, s - larger(least, zero), none - np.inf))
             sums = sums + select(up, high - low, 0.0)
         most, last = 0.0 - highest(0.0 - over, room), highest(under, room)
         there = close & (slack >= absolute(summed(sums, room) - room)) & (most >= last)
