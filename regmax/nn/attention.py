@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from ..domains import Domain
 from ..kernels import transforms
 from ..kernels.base import CannotLaunch
 from ..mapping.rows import HALF
+from ..regularizers.printing import brief
 from . import chunks, fused, gradients, matmul, packed, whole
 from .omega import Omega, resolved
 from .whole import Inputs, Options
@@ -140,13 +142,14 @@ def _checked(
 ) -> tuple[tuple[Any, ...], Tensor | None]:
     """The arguments of :func:`chosen`, and where the sequences of nested tensors begin."""
     chunks.check(chunk)
-    if not 0 <= dropout_p <= 1:
-        raise ValueError(f"dropout_p must be in [0, 1]; got {dropout_p}")
+    if not isinstance(dropout_p, Real) or not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p must be a number in [0, 1]; got {brief(dropout_p)}")
     begin = None
     if any(isinstance(t, Tensor) and t.is_nested for t in (q, k, v)):
         (q, begin), (k, cu_seq_k), (v, _) = packed.rows_of(q, k, v, cu_seq_q, cu_seq_k)
         cu_seq_q = begin
     whole.check_queries(q, k)
+    whole.check_numbers(scale=scale, sink=sink)
     _check_values(k, v)
     whole.refuse_context_parallel()
     queries, keys = q.shape[-2], k.shape[-2]

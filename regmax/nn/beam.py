@@ -9,6 +9,8 @@ from typing import Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from ..regularizers.printing import brief
+
 
 class Rows(Protocol):
     """A decoder's state with a row for each hypothesis."""
@@ -70,8 +72,11 @@ def beam_search(
     longest: the largest number of words. A search ends earlier when all its hypotheses are
         finished, or when it is not covered and the best finished one beats the others.
     """
-    if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
-        raise ValueError(f"beam must be an int >= 1; got {beam!r}")
+    for name, number, least in (("beam", beam, 1), ("longest", longest, 0)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise ValueError(f"{name} must be an int >= {least}; got {brief(number)}")
+    if not isinstance(first, Tensor) or first.ndim != 1 or first.dtype != torch.int64:
+        raise ValueError(f"first must be a tensor of shape (n,) and int64; got {brief(first)}")
     search = _Beam(first, eos, beam)
     for _ in range(longest):
         rows = search.live.flatten().nonzero().squeeze(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from ..domains import Domain
 from ..kernels import transforms
 from ..kernels.base import Arrangement
 from ..kernels.wrappers import dense, is_dtensor
+from ..regularizers.printing import brief
 from . import matmul
 from .omega import Omega, mapped
 
@@ -232,6 +234,16 @@ def check_tensors(**tensors: Any) -> None:
     for name, item in tensors.items():
         if not isinstance(item, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor; got {type(item).__name__}")
+        if not item.is_floating_point():
+            raise TypeError(f"{name} must be a floating tensor; got {item.dtype}")
+
+
+def check_numbers(**items: Any) -> None:
+    for name, item in items.items():
+        number = isinstance(item, Real)
+        tensor = item is None or isinstance(item, Tensor | torch.SymFloat | torch.SymInt)
+        if not (number or tensor) or (number and item != item):
+            raise ValueError(f"{name} must be a number, a torch.Tensor or None; got {brief(item)}")
 
 
 def check_queries(q: Any, k: Any) -> None:

@@ -463,7 +463,11 @@ def test_the_kernel_is_explained(monkeypatch):
         (ValueError, "gamma must be > 0; got -1", {"gamma": -1.0}),
         (ValueError, "sink must broadcast to .* got \\(7,\\)", {"sink": torch.zeros(7)}),
         (ValueError, "chunk must be an int >= 1 or None; got 0", {"chunk": 0}),
-        (ValueError, r"dropout_p must be in \[0, 1\]; got -0.5", {"dropout_p": -0.5}),
+        (ValueError, r"dropout_p must be a number in \[0, 1\]; got -0.5", {"dropout_p": -0.5}),
+        (ValueError, r"dropout_p must be a number in \[0, 1\]; got 'a'", {"dropout_p": "a"}),
+        (ValueError, "scale must be a number, .* or None; got nan", {"scale": float("nan")}),
+        (ValueError, "sink must be a number, .* or None; got 'a'", {"sink": "a"}),
+        (TypeError, "v must be a floating tensor; got", {"v": bools(3, 2, S, 7).long()}),
         (ValueError, r"or have shape \(heads,\); got \(3,\)", {"sink": torch.zeros(3)}),
         (
             ValueError,

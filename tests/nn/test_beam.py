@@ -102,9 +102,19 @@ def test_a_search_ends_where_no_beginning_can_become_better():
     assert steps == [1]
 
 
-def test_a_beam_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="beam must be an int >= 1; got 0"):
-        searched(chain(functional.softmax, 0, 1.0), [0], 0)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"beam": 0}, "beam must be an int >= 1; got 0"),
+        ({"longest": 3.0}, r"longest must be an int >= 0; got 3\.0"),
+        ({"first": [0]}, r"first must be a tensor of shape \(n,\) and int64; got \[0\]"),
+        ({"first": torch.zeros(1)}, r"first must be .* int64; got tensor\(\[0\.0\]\)"),
+    ],
+)
+def test_wrong_arguments(change, message):
+    given = {"first": torch.zeros(1, dtype=torch.int64), "eos": 0, "beam": 2, "longest": 3}
+    with pytest.raises(ValueError, match=message):
+        beam_search(chain(functional.softmax, 0, 1.0), None, **{**given, **change})
 
 
 @pytest.mark.parametrize("of", [lambda x: x, lambda x: x.log_softmax(-1), lambda x: x / 0])
