@@ -11,15 +11,20 @@ import torch
 from torch import Tensor
 
 from ...kernels import simplex, transforms
+from ...kernels.base import Direct, Hyper
 from ...optimality.premises import contradicted
 from ...optimality.problem import Problem
 from ...regularizers import curvature
 from ...regularizers.regularizer import Regularizer
-from ..rows import Rows
+from ..rows import Rows, constant
+from .base import Missed
 from .solver import LOOKED_AT, Forward, few_rows
 
 COMPILERS = {"cpu": "numba", "cuda": "triton"}
 """What compiles the kernels of a device."""
+F64 = torch.float64
+POINTS = 4
+"""Answers at which Ω is compared with the traced value at a call."""
 
 
 class Traced(Regularizer):
@@ -133,6 +138,67 @@ class Fixed:
         """Ω at the point in general position, and the sum of the sizes of its terms."""
         each = terms(self.entry, self.point, self.inputs)
         return [each.sum().item(), each.abs().sum().item()]
+
+
+class FixedKernel(Direct):
+    """A kernel at fixed numbers of γ and the tensors of Ω, for plain rows: all that
+    :class:`.from_value.FromValue` checks is checked here too, where possible in compiled code."""
+
+    def __init__(self, fixed: Fixed, gamma: float, tol: float, value: Any = None) -> None:
+        self.fixed, self.gamma = fixed, constant(gamma, fixed.point.device)
+        self.value, self.tol = value, tol
+        self.dtypes = fixed.laid_out.dtypes
+
+    def solved(self, x: Tensor, count: int) -> tuple[Tensor, list[float]]:
+        """y, certified; and the pairs (Ω, the size of its terms) at ``count`` answers or fewer,
+        evenly spaced. There the value of Ω is compared with the traced one, if it is given."""
+        fixed, value, rows = self.fixed, self.value, x.shape[0]
+        kernel, self.value = fixed.kernel, None  # y keeps the kernel: it must not keep Ω
+        if not count:
+            y, worst, sums = kernel.solve_laid_out(x, self.gamma, fixed.laid_out)
+            if not worst <= self.tol:
+                raise Missed
+            return y, sums
+        step = -(-rows // count)
+        count = -(-rows // step)
+        points = fixed.points(count)
+        y, worst, sums = kernel.solve_laid_out(x, self.gamma, fixed.laid_out, points, count)
+        if not worst <= self.tol:
+            raise Missed
+        if not kernel.sums:
+            points[:-1] = simplex.inward(y[::step].double())
+            each = terms(fixed.entry, points[:-1], fixed.inputs)
+            sums = torch.stack([each.sum(-1), each.abs().sum(-1)], 1).flatten().tolist()
+        if value is None:
+            return y, sums
+        if count > POINTS:
+            step = -(-count // POINTS)
+            points = torch.cat((points[:-1:step], points[-1:]))
+            some = [number for k in range(0, count, step) for number in sums[2 * k : 2 * k + 2]]
+        self._compare(value, points, (sums if count <= POINTS else some) + fixed.expected)
+        return y, sums
+
+    def _compare(self, value: Any, at: Tensor, sums: list[float]) -> None:
+        """Compare the value of Ω with the traced one near some answers and in general position: at
+        a vertex nothing is seen of the other entries."""
+        with transforms.unhooked():
+            own = value(at)
+        if not isinstance(own, Tensor) or own.dtype != F64 or own.shape != at.shape[:1]:
+            raise Missed
+        if own.requires_grad:
+            raise Missed  # by a tensor that is not an attribute
+        for got, total, size in zip(own.tolist(), sums[::2], sums[1::2], strict=True):
+            if not abs(got - total) <= 1e-12 * (abs(got) + size):
+                raise Missed
+
+    def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
+        return self.solved(x, 0 if self.value is None else min(x.shape[0], POINTS))[0], None
+
+    def backward(
+        self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Hyper]:
+        kernel, laid_out = self.fixed.kernel, self.fixed.laid_out
+        return kernel.backward_laid_out(y, v, self.gamma, laid_out)[0], ()
 
 
 def compared(
