@@ -225,7 +225,8 @@ def state(
                     tensors.append(item)
     for c in classes:
         for name, item in vars(c).items():
-            item = getattr(item, "__func__", item)  # of a static method
+            if isinstance(item, staticmethod | classmethod):
+                item = item.__func__
             if type(item) is property:
                 add(name, item.fget)
             elif type(item) is FunctionType:
@@ -270,6 +271,7 @@ def _names(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
     return tuple(dict.fromkeys(outer)), frozenset(others.union(*(more for _, more in inner)))
 
 
+# names of tensors and of PyTorch's modules; functions of Python; modules that hold operations
 _SHAPES = frozenset(("T", "device", "dim", "double", "dtype", "ndim", "numel", "shape", "size"))
 _INSIDE = frozenset(("float64", "functional", "nn", "special"))
 _BUILTIN = frozenset(

@@ -409,4 +409,4 @@ def _halves(which: int) -> Any:
 
 
 first_half, second_half = _halves(0), _halves(1)
-"""The numbers of float32 in the memory of float64."""
+"""The first and the second number of float32 in the memory of each of float64."""
