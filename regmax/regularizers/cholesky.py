@@ -131,7 +131,7 @@ class _Piece:
         j.mul_(s.unsqueeze(-1)).mul_(s.unsqueeze(-2))
         self.min_eigenvalue = 1 / _norm(j)
         if decisions.rare("factorisation", lost):
-            self.min_eigenvalue[lost] = surely_least(h[lost], part[lost])
+            self.min_eigenvalue[lost] = _surely_least(h[lost], part[lost])
             j[lost] = _pseudoinverse(h[lost], part[lost])
         self._h, self._j, self._part, self._count = h, j, part, count
 
@@ -198,7 +198,7 @@ def least_eigenvalue(h: Tensor, normal: Tensor, part: Tensor) -> Tensor:
     return low
 
 
-def surely_least(h: Tensor, part: Tensor) -> Tensor:
+def _surely_least(h: Tensor, part: Tensor) -> Tensor:
     """The least eigenvalue along the tangent space, or 0 where rounding hides its sign."""
     h = _finite(h)
     low = least_eigenvalue(h, part.to(h.dtype), part)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..kernels import decisions, rowwise, transforms
 from ..kernels.simplex import row_dot
 from . import conjugate_gradients, printing
-from .cholesky import Inverse, Reduced, surely_least
+from .cholesky import Inverse, Reduced, least_eigenvalue
 
 DENSE_LIMIT = 512
 """Above this number of entries a curvature by autograd is matrix-free instead of dense."""
@@ -236,7 +236,19 @@ class Dense(Curvature):
         return torch.where(support, w[..., :-1], 0)
 
     def min_eigenvalue(self, support: Tensor) -> Tensor:
-        return torch.where(_single(support), torch.inf, surely_least(self._on(support), support))
+        h = torch.nan_to_num(self._on(support))
+        eps = torch.finfo(h.dtype).eps
+        low = least_eigenvalue(h, support.to(h.dtype), support)
+        # its sign from D^(−½) H D^(−½), D the diagonal of H: the same sign by Sylvester's law of
+        # inertia, and correct where rounding of entries of very different size hides that of H
+        diagonal = h.diagonal(dim1=-2, dim2=-1)
+        scale = torch.where(diagonal > 0, torch.where(diagonal > 0, diagonal, 1).rsqrt(), 1)
+        scaled = h * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+        sign = least_eigenvalue(scaled, torch.where(support, scale, 0), support)
+        noise = 8 * eps * h.abs().sum(-1).amax(-1)
+        low = torch.where(sign > 8 * eps * h.shape[-1], torch.maximum(low, noise), low)
+        low = torch.where(sign.abs() <= 8 * eps * h.shape[-1], 0, low)
+        return torch.where(_single(support), torch.inf, low)
 
     def _on(self, support: Tensor) -> Tensor:
         """H_SS, with zeros elsewhere (where H may be infinite)."""
