@@ -143,6 +143,17 @@ def test_lowest_sees_negative_curvature(kind):
     assert h.min_eigenvalue(torch.ones(d, dtype=torch.bool)) <= 0
 
 
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_the_sign_of_the_least_eigenvalue_does_not_depend_on_the_size_of_entries(shift):
+    """Rounding of the largest entries of D H D hides its least eigenvalue, not its sign."""
+    m = random(60, 5, 5, seed=4)
+    h = m @ m.mT / 5 + (0.1 - shift) * torch.eye(5, dtype=F64)
+    scale = 10 ** (6 * random(60, 5, seed=5).clamp(-1, 1))
+    h = h * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+    low = Dense(h).min_eigenvalue(torch.ones(60, 5, dtype=torch.bool))
+    assert ((low < 0) if shift else (low > 0)).all()
+
+
 def test_lowest_of_a_matrix_free_curvature_is_on_the_safe_side():
     for seed in range(5):
         m = torch.diag(random(40, seed=seed).abs() + 1e-3)
