@@ -201,7 +201,7 @@ class DirectRows(Direct):
 
     def slopes(self, y: Tensor) -> Hyper:
         """Memory for the products of the hyperparameters that were not kept."""
-        return tuple([self.gamma.new_empty(len(y)) for _ in self.open])
+        return tuple([self.gamma.new_empty(y.shape[0]) for _ in self.open])
 
     def run(self, which: int, arrays: dict[int, Tensor], theta: Hyper) -> None:
         """Run a function on the arrays of a call."""
