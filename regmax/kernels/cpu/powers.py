@@ -53,11 +53,11 @@ def _weight64(y: Any, theta: Any) -> Any:
 
 @njit
 def _rate32(y: Any, theta: Any) -> tuple[Any, Any]:
+    """With t = −a log y, 1/e'' is y e^t, and its product with ∂e'/∂θ is y (e^t − 1 − t)/a²."""
     a = theta - 1.0
-    t = elementary.log32(larger(y, 1.2e-38)) * a
+    t = elementary.log32(larger(y, 1.2e-38)) * (0.0 - a)
     power, more = elementary.exps32(t)
-    w = y / power
-    return w, w * ((t * power - more) / (a * a))
+    return y * power, y * (more - t) * (1.0 / (a * a))
 
 
 @njit
@@ -142,7 +142,7 @@ def _is_linear(theta: float) -> bool:
 
 LINEAR = Description(
     _linear_inverse, _linear_slope, _linear_weight, POWER.rate, one, covers=_is_linear, cheap=True,
-    widest=384,
+    widest=1024,
 )  # fmt: skip
 """a = 1: the projection on the simplex."""
 
