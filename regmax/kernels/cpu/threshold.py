@@ -28,7 +28,7 @@ from .simd import LANES
 
 STEPS, FEW = 100, 3
 """The most steps to an answer, and those in float32 where few entries are left."""
-NEAR = 2e-3
+NEAR = 5e-3
 """The largest last step in float32, over τ; the error after it is about its square."""
 EPS = float(np.finfo(np.float64).eps)
 SOME = 64 * LANES
