@@ -21,7 +21,7 @@ from .sixteen_rows import APART, COPIES, COUNT, ENOUGH, PLACE, SCALE, THETA, TOP
 from .threshold import SOME, Description, equation
 from .tiles import LONGEST, ROW, SIZE
 
-SHORT = 512
+SHORT = 1024
 """The longest row that waits for others after a prox."""
 LARGEST = 1e300
 """The largest 1/γ, whose products with 0 are 0."""
