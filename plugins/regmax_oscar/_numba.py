@@ -55,7 +55,10 @@ def _work(arrays: Any) -> Any:
     above = memory.row(own, 0), memory.row(whole, 0)
     below = memory.row(own, 1), memory.row(whole, 1)
     blocks = memory.row(wide, 1), memory.row(wide, 2), memory.row(wide, 3)
-    sorting = keys, places, memory.row(counts, 0)
+    sorting = (
+        memory.row(keys, 0), memory.row(keys, 1), memory.row(places, 0), memory.row(places, 1),
+        memory.row(counts, 0),
+    )  # fmt: skip
     return above, below, (memory.row(wide, 0), memory.row(whole, 2)), blocks, sorting
 
 
@@ -141,12 +144,13 @@ def forward(job: Any, like: Any) -> None:
     d, prox = job[common.WIDTH], common.given(job, 5)
     blank = job[common.BLANK] != 0 and not prox
     arrays = _room(d, like)
+    work, copy = _work(arrays), memory.row(arrays[1], 2)
     begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):
-            row = common.participants(job, r, 3, like, memory.row(arrays[1], 2))
+            row = common.participants(job, r, 3, like, copy)
             out = common.rows_at(job, 4, r, like)
-            (best, bad, least, m), work = scan(row, d), _work(arrays)
+            best, bad, least, m = scan(row, d)
             gamma, lam = common.number_at(job, 1, r), common.number_at(job, 2, r)
             reach = common.number_at(job, 5, r) if prox else -1.0
             if m == 0 and prox:
@@ -173,6 +177,7 @@ def forward(job: Any, like: Any) -> None:
             else:
                 common.fill(out, d, np.nan)
         begin, end = common.take(job)
+    memory.keep(arrays)
 
 
 @njit
@@ -246,6 +251,7 @@ def _backward_row(
 def backward(job: Any, like: Any) -> None:
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     arrays = _room(d, like)
+    work = _work(arrays)
     hyper, prox = common.given(job, 5), common.given(job, 7)
     begin, end = common.take(job)
     while begin < end:
@@ -257,13 +263,14 @@ def backward(job: Any, like: Any) -> None:
                 1.0 if prox else common.number_at(job, 2, r),
                 not prox,
                 hyper,
-                _work(arrays),
+                work,
                 common.rows_at(job, 4, r, like),
                 blank,
             )
             if hyper:
                 common.set_number(job, 5, r, dlam)
         begin, end = common.take(job)
+    memory.keep(arrays)
 
 
 def isotonic(job: Any, like: Any) -> None:

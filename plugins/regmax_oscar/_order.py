@@ -57,41 +57,41 @@ def _by_digits(
     kept: Any, index: Any, n: int, top: float, values: Any, order: Any, scratch: Any
 ) -> None:
     """As ``by_comparison`` with at = 0, by a radix sort of bytes: O(n), whatever the entries."""
-    keys, places, counts = scratch
+    keys, sorted_keys, places, sorted_places, counts = scratch
     bytes_ = memory.size(kept)
     for k in range(256 * bytes_):
         counts[k] = 0
     for i in range(n):
         key = _key(kept, i)
-        keys[0, i] = key
-        places[0, i] = i
+        keys[i] = key
+        places[i] = i
         for k in range(bytes_):
             counts[256 * k + int((key >> np.uint64(8 * k)) & np.uint64(255))] += 1
-    now = 0
     for k in range(bytes_):
         base, shift = 256 * k, np.uint64(8 * k)
-        if counts[base + int((keys[now, 0] >> shift) & np.uint64(255))] == n:
+        if counts[base + int((keys[0] >> shift) & np.uint64(255))] == n:
             continue  # all have this byte
         before = 0
         for c in range(base, base + 256):
             before, counts[c] = before + counts[c], before
         for i in range(n):
-            key = keys[now, i]
+            key = keys[i]
             c = base + int((key >> shift) & np.uint64(255))
             to = counts[c]
             counts[c] = to + 1
-            keys[1 - now, to] = key
-            places[1 - now, to] = places[now, i]
-        now = 1 - now
+            sorted_keys[to] = key
+            sorted_places[to] = places[i]
+        keys, sorted_keys = sorted_keys, keys
+        places, sorted_places = sorted_places, places
     for i in range(n):
-        j = places[now, i]
+        j = places[i]
         values[i] = np.float64(kept[j]) - top
         order[i] = index[j]
 
 
 @njit
 def sort(kept: Any, index: Any, n: int, top: float, values: Any, order: Any, scratch: Any) -> None:
-    """As ``by_comparison`` with at = 0. ``scratch``: two rows of uint64, two of int32, 2048
+    """As ``by_comparison`` with at = 0. ``scratch``: two rows of uint64, two of int32, and 2048
     counts."""
     if n <= FEW:
         by_comparison(kept, index, n, top, values, order, 0)
