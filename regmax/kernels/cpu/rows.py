@@ -23,14 +23,9 @@ _LARGE = 1 << 25
 first access to it is most of the cost of a large sparse result."""
 
 
-def is_large(t: Tensor) -> bool:
-    """Whether the memory of a result like t is 0 before it is written."""
-    return t.numel() * t.element_size() >= _LARGE
-
-
 def result(like: Tensor) -> Tensor:
     """Memory for a result: zeros if it is large, else uninitialised."""
-    if not is_large(like):
+    if like.nbytes < _LARGE:
         return torch.empty_like(like, memory_format=torch.contiguous_format)
     return torch.from_numpy(np.zeros(like.shape, "f4" if like.dtype == torch.float32 else "f8"))
 
@@ -97,7 +92,7 @@ class CompiledRows(Kernel):
     def job(self, x: Tensor, *arrays: Tensor | int | None) -> Any:
         """The arrays as a function of a job takes them; a number stands in the job as it is. An
         array more, that is not given, ends the job."""
-        numbers = [0, x.shape[0], 0, x.shape[1], is_large(x)]
+        numbers = [0, x.shape[0], 0, x.shape[1], x.nbytes >= _LARGE]
         for t in (x, *arrays, None):
             if t is None or isinstance(t, int):
                 numbers += (t or 0, 0)
@@ -121,7 +116,7 @@ class CompiledRows(Kernel):
         """Run a function on a copy of a job, with these arrays, of which 0 is x, and with numbers
         at places of the job."""
         copy, x = type(job).from_buffer_copy(job), arrays[0]
-        copy[1], copy[4] = x.shape[0], is_large(x)
+        copy[1], copy[4] = x.shape[0], x.nbytes >= _LARGE
         for k, t in arrays.items():
             copy[5 + 2 * k] = at = t.data_ptr()
             copy[6 + 2 * k] = t.stride(0) if t.shape[0] > 1 else 0
@@ -129,7 +124,8 @@ class CompiledRows(Kernel):
                 raise without_memory(t)
         for k, number in numbers:
             copy[k] = number
-        over_rows(*self.task(which, x.dtype), copy, self.grain)
+        known = self.compiled.get((which, x.dtype)) or self.task(which, x.dtype)
+        over_rows(*known, copy, self.grain)
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
