@@ -13,6 +13,7 @@ from ..analysis.hyperparameters import varied
 from ..domains import Domain
 from ..kernels.simplex import project
 from ..nn.layer import RegularizedMax
+from ..regularizers.printing import brief
 from ..regularizers.regularizer import Regularizer, checked
 from .style import (
     FAINT,
@@ -142,9 +143,9 @@ def example(d: int = 20, seed: int = 3) -> Tensor:
 
 def _one_row(x: Tensor) -> Tensor:
     """(d,) float64 scores on the CPU; ValueError for anything but one row of them."""
-    if x.ndim != 1 or not bool(((x < torch.inf) & ~x.isnan()).all()):
+    if not isinstance(x, Tensor) or x.ndim != 1 or not bool((x < torch.inf).all()):
         raise ValueError(
-            f"x must be one row of scores, of shape (d,), finite or -inf; got {tuple(x.shape)}"
+            f"x must be one row of scores, a tensor of shape (d,), finite or -inf; got {brief(x)}"
         )
     return x.detach().double().cpu()
 

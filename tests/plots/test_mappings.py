@@ -85,7 +85,7 @@ class TestMapping:
 
         assert "Quartic(): " in " ".join(texts(plots.mapping(Quartic())))
 
-    @pytest.mark.parametrize("x", [torch.zeros(2, 3), torch.tensor([0.0, torch.nan])])
+    @pytest.mark.parametrize("x", [torch.zeros(2, 3), torch.tensor([0.0, torch.nan]), [0.0, 1.0]])
     def test_refuses(self, x):
         with pytest.raises(ValueError, match="x must be one row of scores"):
             plots.mapping(regmax.regularizer("gini"), x)
@@ -112,6 +112,9 @@ class TestConvergence:
             plots.convergence(layer.solve(x))
         with pytest.raises(ValueError, match="mine took closed form"):
             plots.convergence({"mine": layer.solve(x, trace=True)})
+        for wrong in (1, {}, [layer.solve(x)], {"mine": 1}):
+            with pytest.raises(TypeError, match=r"^solutions must be what layer.solve\(x, trace"):
+                plots.convergence(wrong)  # type: ignore[arg-type]
 
 
 def without_matplotlib(monkeypatch):
