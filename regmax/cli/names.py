@@ -110,10 +110,10 @@ def named(text: str) -> tuple[str, Regularizer]:
     try:
         own = _of_file(Path(f"{file}.py")) if of_file else {}
         held = ", ".join(key for key, item in own.items() if _is_offered(item)) or held
-        if not rest:
+        if of_file and not rest:
             raise UsageError(f"{text}: which of its regularizers? {file}.py has {held}")
         name, colon, tail = rest.partition(":")
-        if set("+*()") & set(name) or (of_file and not colon):
+        if set("+*()/ ") & set(name.strip()) or (of_file and not colon):
             made = _read(rest, own)
         else:  # names need not be names of Python
             offered = functools.partial(serialize.offered, "regularizer", name)
