@@ -81,6 +81,11 @@ class TestMapping:
         assert "two scores, t and 0" not in texts(figure)
         assert "a row of 12 scores" in texts(figure)
 
+    def test_one_score(self):
+        figure = plots.mapping(regmax.regularizer("gini"), torch.zeros(1))
+        assert "a row of 1 score" in texts(figure)
+        assert all(tick == round(tick) for tick in figure.axes[-1].get_xticks())
+
     def test_an_omega_of_ones_own_by_its_value(self):
 
         assert "Quartic(): " in " ".join(texts(plots.mapping(Quartic())))

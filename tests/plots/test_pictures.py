@@ -82,8 +82,8 @@ class TestCurves:
             "c": regmax.regularizer("oscar", lam=0.4),
         }
         left, right = plots.curves(names).axes
-        assert list(lines(left)) == ["a, c", "b", "max(t, 0)"]
-        assert list(lines(right)) == ["a, c", "b", "softmax"]
+        assert list(lines(left)) == ["a,\nc", "b", "max(t, 0)"]
+        assert list(lines(right)) == ["a,\nc", "b", "softmax"]
 
 
 class TestSurface:
