@@ -197,7 +197,10 @@ def hyperparameter(
 
 
 def table(name: str, items: Any) -> Tensor:
-    """A number, a tensor or nested lists of numbers as float64 on the CPU, without gradients."""
+    """A number, a tensor, nested lists or another iterable of numbers as float64 on the CPU,
+    without gradients."""
+    if isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+        items = [*items]
     try:
         return torch.as_tensor(items, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError):

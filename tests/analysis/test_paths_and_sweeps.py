@@ -91,7 +91,8 @@ class TestSweep:
         for wrong in ("gamma", ["gamma"]):
             with pytest.raises(TypeError, match="over must be a dict of names and their values"):
                 analysis.sweep(FUSED, drawn(4), wrong)
-        assert analysis.sweep(FUSED, drawn(4), {"lam": 0.1}).to_dict()["lam"] == [0.1]
+        for given in (0.1, iter([0.1]), {0.1: 1}.keys(), torch.tensor(0.1, dtype=torch.float64)):
+            assert analysis.sweep(FUSED, drawn(4), {"lam": given}).to_dict()["lam"] == [0.1]
 
     def test_to_pandas(self):
         pandas = pytest.importorskip("pandas")
