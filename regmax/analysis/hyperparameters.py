@@ -14,7 +14,8 @@ from ..domains import Domain
 from ..mapping.rows import HALF
 from ..nn.layer import RegularizedMax
 from ..nn.layer_jacobian import Jacobian
-from ..regularizers import display
+from ..regularizers import arguments, display
+from ..regularizers.printing import brief
 from ..regularizers.registry import suggestion
 from ..regularizers.regularizer import Regularizer, checked
 from .weights import group_count, groups, rows_of, support_size
@@ -69,10 +70,12 @@ def path(
     value out of range.
     """
     rows_of(x, -1, mask, "x")
+    if not isinstance(over, str):
+        raise TypeError(f"over must be one name; got {over!r}")
     (over,) = varied(omega, [over])
     at, present = span(omega, over, x, gamma)
     if values is not None:
-        at = torch.as_tensor(values, dtype=torch.float64, device="cpu").reshape(-1)
+        at = arguments.table("values", values).reshape(-1)
     if len(at) == 0:
         raise ValueError("values must hold at least one number; got none")
     column, rows = at.view(-1, *(1,) * x.ndim).to(x.device), x.expand(len(at), *x.shape)
@@ -210,8 +213,10 @@ def sweep(
     """
     rows_of(x, -1, mask, "x")
     x = x.float() if x.dtype in HALF else x
-    names = varied(omega, list(over))
-    grid = [[float(value) for value in over[name]] for name in names]
+    if not isinstance(over, Mapping):
+        raise TypeError(f"over must be a dict of names and their values; got {brief(over)}")
+    names = varied(omega, over)
+    grid = [arguments.table(f"over[{n!r}]", over[n]).reshape(-1).tolist() for n in names]
     for name, values in zip(names, grid, strict=True):
         if not values:
             raise ValueError(f"over[{name!r}] must hold at least one number; got none")

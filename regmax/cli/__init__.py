@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
-    if unknown:
+    if unknown or arguments.command is None:
         _refuse(parser, arguments.command, unknown)
     try:
         status: int = arguments.run(arguments)
@@ -67,10 +67,12 @@ class _Parser(argparse.ArgumentParser):
             )
 
 
-def _refuse(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> None:
+def _refuse(parser: argparse.ArgumentParser, command: str | None, unknown: Sequence[str]) -> None:
     """Exit with the usage of the command and the option that was meant."""
     (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    own: argparse.ArgumentParser = commands.choices[command]
+    own: argparse.ArgumentParser = commands.choices[command] if command else parser
+    if not unknown:
+        own.error(f"no COMMAND; accepted: {', '.join(commands.choices)}")
     word = unknown[0].partition("=")[0]
     what = "option" if word.startswith("-") else "argument"
     own.error(f"unknown {what} {word!r}{suggestion(word, own._option_string_actions)}")
@@ -83,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "convex regularizer: list, cross-check and draw them.",
     )
     parser.add_argument("--version", action="version", version=f"regmax {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for module in (listing, validate, plot, demo, compiling, new_plugin):
         module.add_to(commands)
     return parser

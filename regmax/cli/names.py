@@ -18,7 +18,7 @@ from ..regularizers import serialize
 from ..regularizers.errors import PluginError, clipped, told
 from ..regularizers.operand import Operand
 from ..regularizers.penalty import Penalty
-from ..regularizers.registry import Registry, instance, required
+from ..regularizers.registry import Registry, instance, required, suggestion
 from ..regularizers.regularizer import Regularizer
 from . import scores
 from .common import UsageError, note
@@ -110,10 +110,10 @@ def named(text: str) -> tuple[str, Regularizer]:
     try:
         own = _of_file(Path(f"{file}.py")) if of_file else {}
         held = ", ".join(key for key, item in own.items() if _is_offered(item)) or held
-        if not rest:
+        if of_file and not rest:
             raise UsageError(f"{text}: which of its regularizers? {file}.py has {held}")
         name, colon, tail = rest.partition(":")
-        if set("+*()") & set(name) or (of_file and not colon):
+        if set("+*()/ ") & set(name.strip()) or (of_file and not colon):
             made = _read(rest, own)
         else:  # names need not be names of Python
             offered = functools.partial(serialize.offered, "regularizer", name)
@@ -123,7 +123,8 @@ def named(text: str) -> tuple[str, Regularizer]:
     except Exception as error:  # a plugin's code may raise anything
         reason = told(error)
         if of_file and isinstance(error, PluginError):
-            reason = f"{reason.rstrip('.')}; {file}.py has {held}"
+            like = suggestion(rest.partition("(")[0], own)
+            reason = f"{reason.rstrip('.')}; {file}.py has {held}{like}"
         raise UsageError(f"{clipped(text, 80)}: {reason}") from error
     if isinstance(made, Penalty):
         raise UsageError(

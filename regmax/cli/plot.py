@@ -262,7 +262,11 @@ def converge(
 
 def solvers(wanted: str | None) -> list[str]:
     """The requested solvers, each once."""
-    names = list(dict.fromkeys(n.strip() for n in (wanted or "auto").split(",") if n.strip()))
+    names = list(
+        dict.fromkeys(
+            n.strip() for n in ("auto" if wanted is None else wanted).split(",") if n.strip()
+        )
+    )
     known = ["auto", *quiet_registry().names("solver")]
     unknown = [name for name in names if name not in known]
     if unknown or not names:

@@ -145,7 +145,8 @@ def ok(outcome: Outcome) -> bool:
 def why(outcome: Outcome) -> str:
     """The methods that disagree with the rest, or the exception."""
     if isinstance(outcome, Report):
-        return "" if outcome.ok else ", ".join(outcome.culprits) or "the methods disagree"
+        otherwise = "the methods disagree" if outcome.pairs else "nothing to compare with"
+        return "" if outcome.ok else ", ".join(outcome.culprits) or otherwise
     return f"{type(outcome).__name__}: {told(outcome).partition(chr(10))[0]}"
 
 

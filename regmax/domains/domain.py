@@ -30,6 +30,15 @@ class Domain(nn.Module):
     """Whether the entries of a point of D, permuted, are one too: with ``fixed_total``, Ω may have
     a penalty."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Initialise the nn.Module, so that an ``__init__`` need not call super()."""
+        self = super().__new__(cls)
+        nn.Module.__init__(self)
+        return self
+
+    def __init__(self) -> None:
+        """Does nothing: ``__new__`` initialised the module."""
+
     def project(self, v: Tensor, mask: Tensor | None) -> Tensor:
         """P(v), the point of D nearest to v in ‖·‖₂, for rows (*batch, d), of the same shape and
         dtype. ``mask``, (*batch, d): the entries that take part; the others are 0. None: all."""

@@ -48,7 +48,15 @@ class Jacobian:
                 "the Jacobian of an approximation is not symmetric, and backward gives products "
                 "with its transpose alone: take it dense"
             )
-        return self._pulled(v.to(self.y.dtype).expand(self.y.shape))
+        if not isinstance(v, Tensor):
+            raise TypeError(f"v must be a torch.Tensor; got {type(v).__name__}")
+        try:
+            along = v.to(self.y.dtype).expand(self.y.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"v must broadcast to x: v has shape {tuple(v.shape)}, x {tuple(self.y.shape)}"
+            ) from None
+        return self._pulled(along)
 
     __matmul__ = matvec
 

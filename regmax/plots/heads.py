@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..regularizers import arguments
+from ..regularizers.printing import brief
 from .style import INK, MARKERS, PALETTE, blank, frame, line, styled
 
 Numbers = Tensor | Sequence[Any]
@@ -26,18 +28,18 @@ def trajectories(
     ``values``: by label, (steps,) for one line, or (steps, …) for several lines of one colour, such
     as the heads of a layer in :class:`regmax.analysis.Trajectories`.
     """
+    _named(values)
+    at = arguments.table("steps", steps).reshape(-1).tolist()
     figure = blank(8, 4.5)
     axis = figure.subplots()
     for k, (label, item) in enumerate(values.items()):
-        table = _table(item)
-        if len(table) != len(steps):
+        table = _table(f"values[{label!r}]", item)
+        if len(table) != len(at):
             raise ValueError(
-                f"values[{label!r}] must have one entry for each of the {len(steps)} steps; got "
+                f"values[{label!r}] must have one entry for each of the {len(at)} steps; got "
                 f"{len(table)}"
             )
-        lines = axis.plot(
-            list(steps), table.reshape(len(steps), -1).numpy(), linewidth=1.5, **line(k)
-        )
+        lines = axis.plot(at, table.reshape(len(at), -1).numpy(), linewidth=1.5, **line(k))
         lines[0].set_label(label)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     frame(axis)
@@ -59,10 +61,18 @@ def histograms(
     ``values``: by block, numbers of any shape, or by block and model, with one column per model.
     Numbers outside of ``span`` count in the first or last bin.
     """
-    nested = {block: v if isinstance(v, Mapping) else {"": v} for block, v in values.items()}
+    ends = arguments.table("span", span).reshape(-1).tolist()
+    if len(ends) != 2 or not ends[0] < ends[1] or not isinstance(bins, int) or bins < 1:
+        raise ValueError(
+            "span must be two increasing numbers, and bins an int of at least 1; got "
+            f"span={brief(span)}, bins={brief(bins)}"
+        )
+    nested = {
+        block: v if isinstance(v, Mapping) else {"": v} for block, v in _named(values).items()
+    }
     figure, axes = _grid(nested, 1.6)
     for (block, model), axis in axes.items():
-        inside = _table(nested[block][model]).reshape(-1).clamp(*span)
+        inside = _cell(nested, block, model).reshape(-1).clamp(*span)
         counts, edges = torch.histogram(inside.cpu(), bins, range=span)
         axis.stairs(counts.tolist(), edges.tolist(), fill=True, color=PALETTE[0])
         axis.set(xlim=span)
@@ -82,7 +92,7 @@ def head_densities(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
     """
     figure, axes = _grid(values, 1.9)
     for (block, model), axis in axes.items():
-        heads = _table(values[block][model]).sort(-1).values
+        heads = _cell(values, block, model).sort(-1).values
         look: Any = {"color": PALETTE[0], "linewidth": 1.2, "marker": "o", "markersize": 3}
         axis.plot(_layers(axis, heads), heads.numpy(), **look)
         axis.set(ylim=(-0.03, 1.03))
@@ -98,12 +108,13 @@ def diversity_by_layer(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
 
     ``values``: by block and model, (layers,).
     """
+    _nested(values)
     figure = blank(6.5, 1.9 * len(values) + 1.0)
     axes = figure.subplots(len(values), sharex=True, squeeze=False)[:, 0]
     names = list(dict.fromkeys(model for by_model in values.values() for model in by_model))
     for axis, (block, by_model) in zip(axes, values.items(), strict=True):
-        for model, item in by_model.items():
-            layers, k = _table(item), names.index(model)
+        for model in by_model:
+            layers, k = _cell(values, block, model), names.index(model)
             style = {**line(k), "linewidth": 1.5, "marker": MARKERS[k % len(MARKERS)]}
             axis.plot(_layers(axis, layers), layers.tolist(), label=model, **style)
         axis.set_title(block, loc="left", fontsize=10.5, color=INK)
@@ -121,6 +132,7 @@ def _grid(
     values: Mapping[str, Mapping[str, Any]], height: float
 ) -> tuple[Any, dict[tuple[str, str], Any]]:
     """A figure of axes by block (rows) and model (columns)."""
+    _nested(values)
     models = list(dict.fromkeys(model for by_model in values.values() for model in by_model))
     figure = blank(max(3.2 * len(models), 5) + 0.8, height * len(values) + 0.8)
     grid = figure.subplots(len(values), len(models), sharex=True, sharey="row", squeeze=False)
@@ -137,8 +149,26 @@ def _grid(
     return figure, axes
 
 
-def _table(item: Numbers) -> Tensor:
-    return torch.as_tensor(item, dtype=torch.float64, device="cpu").detach().cpu()
+def _named(values: Any, name: str = "values") -> Any:
+    """Numbers by label, block or model, as they are."""
+    if not isinstance(values, Mapping) or not values:
+        raise TypeError(f"{name} must be a dict of numbers by name, not empty; got {brief(values)}")
+    return values
+
+
+def _nested(values: Any) -> None:
+    """Refuse what are no numbers by block and model."""
+    for block, by_model in _named(values).items():
+        _named(by_model, f"values[{block!r}]")
+
+
+def _table(name: str, item: Numbers) -> Tensor:
+    return torch.atleast_1d(arguments.table(name, item))  # type: ignore[no-any-return]
+
+
+def _cell(values: Mapping[str, Mapping[str, Numbers]], block: str, model: str) -> Tensor:
+    name = f"values[{block!r}]" + (f"[{model!r}]" if model else "")
+    return _table(name, values[block][model])
 
 
 def _layers(axis: Any, table: Tensor) -> list[int]:

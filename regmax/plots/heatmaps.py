@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..analysis import groups
 from ..analysis.weights import rows_of
+from ..regularizers.printing import brief
 from .style import INK, blank, styled
 
 ZERO = "#bdbdbd"
@@ -64,8 +65,15 @@ def attentions(
     name. ``clusters``: the names of the mappings whose clusters are marked. All panels have one
     colour scale.
     """
-    if not weights:
-        raise ValueError("weights must hold at least one mapping's; got none")
+    if not isinstance(weights, Mapping) or not weights:
+        raise ValueError(
+            f"weights must hold those of at least one mapping, by name; got {brief(weights)}"
+        )
+    for argument, given in (("target", target), ("mask", mask), ("clusters", {*clusters})):
+        by_name = given if isinstance(given, Mapping | set) else ()
+        unknown = ", ".join(repr(name) for name in by_name if name not in weights)
+        if unknown:
+            raise ValueError(f"{argument} must name one of {', '.join(weights)}; got {unknown}")
     tables = {}
     for name, item in weights.items():
         own = mask.get(name) if isinstance(mask, Mapping) else mask

@@ -13,6 +13,7 @@ from ..analysis.hyperparameters import varied
 from ..domains import Domain
 from ..kernels.simplex import project
 from ..nn.layer import RegularizedMax
+from ..regularizers.printing import brief
 from ..regularizers.regularizer import Regularizer, checked
 from .style import (
     FAINT,
@@ -122,7 +123,7 @@ def _merged(each: list[tuple[str, Tensor, Tensor]]) -> list[tuple[str, Tensor, T
     for name, top, y in each:
         for k, (names, _, other) in enumerate(found):
             if torch.allclose(y, other, atol=1e-9):
-                found[k] = (f"{names}, {name}", top, y)
+                found[k] = (f"{names},\n{name}", top, y)  # a line each: a key is narrow
                 break
         else:
             found.append((name, top, y))
@@ -142,9 +143,9 @@ def example(d: int = 20, seed: int = 3) -> Tensor:
 
 def _one_row(x: Tensor) -> Tensor:
     """(d,) float64 scores on the CPU; ValueError for anything but one row of them."""
-    if x.ndim != 1 or not bool(((x < torch.inf) & ~x.isnan()).all()):
+    if not isinstance(x, Tensor) or x.ndim != 1 or not bool((x < torch.inf).all()):
         raise ValueError(
-            f"x must be one row of scores, of shape (d,), finite or -inf; got {tuple(x.shape)}"
+            f"x must be one row of scores, a tensor of shape (d,), finite or -inf; got {brief(x)}"
         )
     return x.detach().double().cpu()
 
@@ -207,7 +208,8 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
     size = max(1.5, min(4.0, 150 / len(x)))
     axes[0].plot(at[on].tolist(), x[on].tolist(), "o", color=INK, markersize=size)
     axes[0].set(ylabel="score")
-    axes[0].set_title(f"a row of {int(on.sum())} scores", loc="left", fontsize=12, color=INK)
+    row = f"a row of {int(on.sum())} score{'s' * (int(on.sum()) != 1)}"
+    axes[0].set_title(row, loc="left", fontsize=12, color=INK)
     fused = False
     for axis, (name, y, ids) in zip(axes[1:], rows, strict=True):
         colours, count = _coloured(y, ids)
@@ -226,7 +228,7 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
         for k in at[~on].tolist():
             axis.axvspan(k - 0.5, k + 0.5, color=FAINT, zorder=0)
         axis.set(xlim=(-0.7, len(x) - 0.3))
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.tick_params(labelbottom=axis is axes[-1])
     axes[-1].set(xlabel="entry")
     key: list[Any] = [Patch(facecolor=QUIET, label="an entry of its own weight")]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..optimality.solution import Solution
+from ..regularizers.printing import brief
 from .style import INK, MARKERS, PALETTE, blank, formula, frame, styled
 
 FLOOR = 1e-18
@@ -24,7 +25,13 @@ def convergence(solutions: Solution | Mapping[str, Solution], axes: Any = None) 
     ``solutions``: the result of ``layer.solve(x, trace=True)``, or several by name. ``axes``: three
     matplotlib axes to draw on; by default those of a new figure.
     """
-    several = {solutions.path: solutions} if isinstance(solutions, Solution) else dict(solutions)
+    several = {solutions.path: solutions} if isinstance(solutions, Solution) else solutions
+    named = isinstance(several, Mapping) and several
+    if not (named and all(isinstance(item, Solution) for item in several.values())):
+        raise TypeError(
+            "solutions must be what layer.solve(x, trace=True) returns, or several by name; got "
+            f"{brief(solutions)}"
+        )
     for name, solution in several.items():
         if not solution.trace:
             why = f"took {solution.path}" if solution.trace is not None else "has no trace"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..domains import Domain
 from ..nn.layer import RegularizedMax
-from ..regularizers import printing
+from ..regularizers import arguments, printing
 from ..regularizers.regularizer import Regularizer
 
 P = ParamSpec("P")
@@ -82,10 +82,11 @@ def line(k: int) -> dict[str, Any]:
     return {"color": PALETTE[k % len(PALETTE)], "linestyle": dash}
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: str | Path) -> None:
     """Write a figure as .png, .svg or .pdf. Equal figures give equal bytes."""
     from matplotlib import rc_context
 
+    path = Path(path)
     dates = {".svg": "Date", ".pdf": "CreationDate"}
     undated = {key: None for suffix, key in dates.items() if path.suffix.lower() == suffix}
     with rc_context({"svg.hashsalt": "regmax"}):
@@ -125,7 +126,10 @@ def several(omegas: Omegas, entries: int) -> dict[str, Regularizer]:
         raise ValueError("omegas must hold at least one regularizer; got none")
     for name, omega in found.items():
         if not isinstance(omega, Regularizer):
-            raise TypeError(f"{name} must be a regmax.Regularizer; got {type(omega).__name__}")
+            raise TypeError(
+                f"{name} must be a regmax.Regularizer, or a dict of several by name; got "
+                f"{type(omega).__name__} {printing.brief(omega)}"
+            )
         if not takes(omega, entries):
             raise ValueError(
                 f"{name} is made for rows of {omega.entries or 'another number of'} entries; this "
@@ -157,5 +161,6 @@ def weights(omega: Regularizer, x: Tensor, gamma: float, domain: Domain | None =
 
 def title(found: dict[str, Regularizer], gamma: float, of_several: str = "") -> str:
     """``sparsemax, γ = 1``."""
+    gamma = float(arguments.hyperparameter("gamma", gamma, *arguments.POSITIVE))
     name = next(iter(found)) if len(found) == 1 else of_several
     return f"{formula(name)}, γ = {gamma:g}" if name else f"γ = {gamma:g}"

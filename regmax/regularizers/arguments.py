@@ -173,7 +173,8 @@ def hyperparameter(
         if not bool(right.all()):
             at = first(~right)
             where = f" at index {at}" if t.ndim else ""
-            raise ValueError(f"{name} must be {accepted}; got {t[at].item():g}{where}")
+            finite = " and finite" if math.isinf(t[at].item()) else ""
+            raise ValueError(f"{name} must be {accepted}{finite}; got {t[at].item():g}{where}")
         return t
     if isinstance(item, torch.SymFloat | torch.SymInt):
         # a symbolic number of torch.compile, which a product turns into a tensor
@@ -193,6 +194,19 @@ def hyperparameter(
     if not holds(item):
         raise ValueError(f"{name} must be {accepted}; got {item}")
     return float(item)
+
+
+def table(name: str, items: Any) -> Tensor:
+    """A number, a tensor, nested lists or another iterable of numbers as float64 on the CPU,
+    without gradients."""
+    if isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+        items = [*items]
+    try:
+        return torch.as_tensor(items, dtype=torch.float64, device="cpu").detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"{name} must hold numbers, as a tensor or in lists of one length; got {brief(items)}"
+        ) from None
 
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

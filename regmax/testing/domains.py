@@ -13,6 +13,7 @@ from torch import Tensor
 from ..domains import Domain, Projected
 from ..nn.layer import RegularizedMax
 from ..optimality.projected import projected
+from ..regularizers.printing import brief
 from ..regularizers.registry import instance, registry
 from .harness import Check, ExpectedFailures, checks_of, run_checks
 from .promise import Broken, Skipped, Tested, fixed, kinds_of
@@ -26,6 +27,11 @@ class _Subject(Tested):
     any_size = False
 
     def __init__(self, domain: Domain, entries: int = 5) -> None:
+        if not (isinstance(domain, Domain) and domain.projects):
+            raise TypeError(
+                "domain must be a regmax.Domain of your own, by project(v, mask); got "
+                f"{type(domain).__name__} {brief(domain)}"
+            )
         self.given, self.entries = domain, entries
         self.label, self.look = repr(domain), f"{type(domain).__name__}.project"
         generator = torch.Generator().manual_seed(0)

@@ -40,6 +40,12 @@ class TestPath:
             analysis.path(omega, x, values=[])
         with pytest.raises(TypeError, match=r"x must be a torch\.Tensor; got list"):
             analysis.path(omega, [1.0, 2.0])
+        with pytest.raises(TypeError, match=r"values must hold numbers, .*; got \['a'\]"):
+            analysis.path(omega, x, values=["a"])
+        with pytest.raises(ValueError, match="gamma must be > 0 and finite; got inf at index"):
+            analysis.path(omega, x, values=[float("inf")])
+        with pytest.raises(TypeError, match=r"over must be one name; got \['gamma', 'alpha'\]"):
+            analysis.path(omega, x, ["gamma", "alpha"])
 
 
 class TestSweep:
@@ -80,6 +86,13 @@ class TestSweep:
             analysis.sweep(FUSED, drawn(4), {"lam": []})
         with pytest.raises(ValueError, match="got none"):
             analysis.sweep(FUSED, drawn(4), {})
+        with pytest.raises(TypeError, match=r"over\['lam'\] must hold numbers, .*; got \['a'\]"):
+            analysis.sweep(FUSED, drawn(4), {"lam": ["a"]})
+        for wrong in ("gamma", ["gamma"]):
+            with pytest.raises(TypeError, match="over must be a dict of names and their values"):
+                analysis.sweep(FUSED, drawn(4), wrong)
+        for given in (0.1, iter([0.1]), {0.1: 1}.keys(), torch.tensor(0.1, dtype=torch.float64)):
+            assert analysis.sweep(FUSED, drawn(4), {"lam": given}).to_dict()["lam"] == [0.1]
 
     def test_to_pandas(self):
         pandas = pytest.importorskip("pandas")

@@ -81,7 +81,8 @@ class TestMain:
     @pytest.mark.parametrize(
         ("argv", "said"),
         [
-            ([], "COMMAND"),
+            ([], "no COMMAND; accepted: list, validate, plot"),
+            (["--verson"], "unknown option '--verson' (did you mean '--version'?)"),
             (["lst"], "unknown choice 'lst' (did you mean 'list'?); accepted: list, validate"),
             (["plot", "gini", "--kid", "path"], "unknown option '--kid' (did you mean '--kind'?)"),
             (["plot", "gini", "--kind", "pat"], "unknown choice 'pat' (did you mean 'path'?)"),
@@ -293,6 +294,9 @@ class TestValidateRefuses:
         assert "--domain must be" in text
         assert main([*argv, "--domain", "Simplex(total=9, upper=0.5)"]) == 1
         assert "no y has sum = 9" in capsys.readouterr().out
+        assert main([*argv, "--domain", "Transport()"]) == 1  # its solver does not compute plans
+        out = capsys.readouterr().out
+        assert "FAILED   nothing to compare with" in out
 
     def test_file_missing_or_of_another_kind(self, tmp_path, capsys):
         def message(name: str) -> str:

@@ -90,6 +90,7 @@ class TestNames:
         [
             ("none.py:Elastic", "none.py: no such file"),
             ("mine.py:Elastc", "is named 'Elastc'"),
+            ("mine.py:Elastc(mu=2)", ", ready (did you mean 'Elastic'?)"),
             ("mine.py:Elastc", "; mine.py has Elastic, Priced, Ours, ready"),
             ("mine.py:Priced", "regularizer 'Priced' needs w=...; got nothing"),
             ("mine.py:Elastic(nu=1)", "has no hyperparameter 'nu'; accepted: mu"),

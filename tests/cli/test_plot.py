@@ -125,6 +125,7 @@ class TestCommand:
             ([*CONVERGENCE, "--solver", "oracle"], "interior, newton, proximal; got"),
             ([*CONVERGENCE, "--solver", "newtn"], "(did you mean 'newton'?)"),
             ([*CONVERGENCE, "--solver", ","], "--solver must name solvers"),
+            ([*CONVERGENCE, "--solver", ""], "newton, proximal; got ''"),
             (["--over", "lam"], "--over goes with --kind path; got mapping"),
             (["--kind", "path", "--over", "lam"], "--over must name one of gamma; got 'lam'"),
             (["--kind", "curves", "--dim", "3"], "--dim goes with --kind mapping or path or conv"),

@@ -59,8 +59,7 @@ class Ball(regmax.Domain):
 
     arguments = ("center", "radius")
 
-    def __init__(self, center=0.0, radius=1.0):
-        super().__init__()
+    def __init__(self, center=0.0, radius=1.0):  # need not call super()
         self.center, self.radius = center, radius
 
     def project(self, v, mask):
@@ -91,6 +90,12 @@ OMEGAS = {
 @pytest.mark.parametrize("domain", [CUT, BALL, Ball()], ids=["cut", "ball", "unit"])
 def test_the_kit_passes(domain):
     check_domain(domain)
+
+
+@pytest.mark.parametrize("other", [3, regmax.Box(), regmax.Transport()])
+def test_the_kit_is_for_domains_of_ones_own(other):
+    with pytest.raises(TypeError, match=r"domain must be a regmax.Domain of your own, .* got \w+"):
+        check_domain(other)
 
 
 @pytest.mark.parametrize(

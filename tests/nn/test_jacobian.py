@@ -142,3 +142,12 @@ def test_forward_mode_is_refused():
         layer.jacobian(forward_ad.make_dual(x, torch.ones_like(x)))
     with pytest.raises(NotImplementedError, match="jacrev"):
         torch.func.vmap(layer.jacobian)(x)
+
+
+def test_what_is_no_vector_is_refused():
+    j = regmax.RegularizedMax(regmax.regularizer("gini"), dim=0).jacobian(drawn(3, 5), dense=False)
+    assert (j @ torch.ones(3, 1)).shape == (3, 5)
+    with pytest.raises(ValueError, match=r"v must broadcast to x: v has shape \(3,\), x \(3, 5\)"):
+        j @ torch.ones(3)
+    with pytest.raises(TypeError, match=r"v must be a torch\.Tensor; got list"):
+        j @ [1.0] * 3

@@ -179,9 +179,39 @@ class TestAttentions:
             plots.attentions({})
         with pytest.raises(ValueError, match=r"weights\['b'\] must be a tensor"):
             plots.attentions({"a": ROWS, "b": torch.zeros(3)})
+        for wrong in ([ROWS], ROWS):
+            with pytest.raises(ValueError, match=r"weights must hold .* by name; got"):
+                plots.attentions(wrong)
+        for more in ({"target": {"b": ["x"]}}, {"mask": {"b": None}}, {"clusters": ["b"]}):
+            words = f"{next(iter(more))} must name one of a; got 'b'"
+            with pytest.raises(ValueError, match=words):
+                plots.attentions({"a": ROWS}, **more)
 
 
 class TestHeads:
+    @pytest.mark.parametrize(
+        ("draw", "arguments", "words"),
+        [
+            ("histograms", ([1.2, 1.5],), r"^values must be a dict .* got \[1.2, 1.5\]"),
+            ("histograms", ({},), "^values must be a dict .* not empty; got {}"),
+            ("histograms", ({"a": ["x"]},), r"^values\['a'\] must hold numbers, .* got \['x'\]"),
+            ("histograms", ({"a": {"m": None}},), r"^values\['a'\]\['m'\] must hold numbers"),
+            ("histograms", ({"a": [1.5]}, "α", "heads", (2, 1)), r"^span must .* span=\(2, 1\)"),
+            ("histograms", ({"a": [1.5]}, "α", "heads", 3), "^span must .* got span=3"),
+            ("histograms", ({"a": [1.5]}, "α", "heads", (0, 1), 0), "^span must .* bins=0"),
+            ("trajectories", ([1, 2], [1.0, 2.0]), "^values must be a dict"),
+            ("trajectories", ([1, 2], {"a": 3.0}), r"^values\['a'\] must have one entry .* got 1"),
+            ("trajectories", (["x"], {"a": [3.0]}), "^steps must hold numbers"),
+            ("head_densities", ([1],), "^values must be a dict"),
+            ("head_densities", ({"a": [1.0]},), r"^values\['a'\] must be a dict"),
+            ("diversity_by_layer", (3,), "^values must be a dict .* got 3"),
+            ("diversity_by_layer", ({"a": {"m": "x"}},), r"^values\['a'\]\['m'\] must hold"),
+        ],
+    )
+    def test_refuses(self, draw, arguments, words):
+        with pytest.raises((TypeError, ValueError), match=words):
+            getattr(plots, draw)(*arguments)
+
     def test_trajectories(self, tmp_path):
         steps = [0, 10, 20]
         values = {"encoder": 1 + drawn(3, 4, 1, 1), "decoder, head 2": [1.0, 1.5, 1.25]}

@@ -81,11 +81,16 @@ class TestMapping:
         assert "two scores, t and 0" not in texts(figure)
         assert "a row of 12 scores" in texts(figure)
 
+    def test_one_score(self):
+        figure = plots.mapping(regmax.regularizer("gini"), torch.zeros(1))
+        assert "a row of 1 score" in texts(figure)
+        assert all(tick == round(tick) for tick in figure.axes[-1].get_xticks())
+
     def test_an_omega_of_ones_own_by_its_value(self):
 
         assert "Quartic(): " in " ".join(texts(plots.mapping(Quartic())))
 
-    @pytest.mark.parametrize("x", [torch.zeros(2, 3), torch.tensor([0.0, torch.nan])])
+    @pytest.mark.parametrize("x", [torch.zeros(2, 3), torch.tensor([0.0, torch.nan]), [0.0, 1.0]])
     def test_refuses(self, x):
         with pytest.raises(ValueError, match="x must be one row of scores"):
             plots.mapping(regmax.regularizer("gini"), x)
@@ -112,6 +117,9 @@ class TestConvergence:
             plots.convergence(layer.solve(x))
         with pytest.raises(ValueError, match="mine took closed form"):
             plots.convergence({"mine": layer.solve(x, trace=True)})
+        for wrong in (1, {}, [layer.solve(x)], {"mine": 1}):
+            with pytest.raises(TypeError, match=r"^solutions must be what layer.solve\(x, trace"):
+                plots.convergence(wrong)  # type: ignore[arg-type]
 
 
 def without_matplotlib(monkeypatch):
@@ -174,6 +182,9 @@ class TestNames:
             ("True*gini", r"cannot read 'True \* gini'"),
             ("gini*entropy", "one of the factors must be a number"),
             ("gini + 1", "what is added must be"),
+            ("gini - gini", "cannot read 'gini - gini'; accepted: names"),
+            ("gini/2", "cannot read 'gini / 2'"),
+            ("", "no regularizer or penalty is named ''; accepted: divergence"),
             ("gini + tv + oscar", "no prox of a sum"),
             ("oscar(exact=False) + gini", "is an approximation"),
             ("__import__('os').system('exit 1')", "cannot read"),

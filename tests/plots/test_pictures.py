@@ -82,8 +82,8 @@ class TestCurves:
             "c": regmax.regularizer("oscar", lam=0.4),
         }
         left, right = plots.curves(names).axes
-        assert list(lines(left)) == ["a, c", "b", "max(t, 0)"]
-        assert list(lines(right)) == ["a, c", "b", "softmax"]
+        assert list(lines(left)) == ["a,\nc", "b", "max(t, 0)"]
+        assert list(lines(right)) == ["a,\nc", "b", "softmax"]
 
 
 class TestSurface:
@@ -246,7 +246,11 @@ class TestRefuses:
     def test_none_and_others(self, draw):
         with pytest.raises(ValueError, match="omegas must hold at least one regularizer"):
             draw({})
-        with pytest.raises(TypeError, match=r"a must be a regmax.Regularizer; got str"):
+        with pytest.raises(TypeError, match=r"^a must be a regmax.Regularizer, or .* got str"):
             draw({"a": "gini"})
-        with pytest.raises(TypeError, match=r"omegas must be a regmax.Regularizer; got str"):
+        with pytest.raises(
+            TypeError, match=r"omegas must be a regmax.Regularizer, or a dict .*'gini'"
+        ):
             draw("gini")
+        with pytest.raises(TypeError, match=r"gamma must be a number or a .*; got str 'a'"):
+            draw(regmax.regularizer("gini"), "a")

@@ -72,6 +72,11 @@ class LaidOut:
         """The scores of Σ e without its linear term, as :func:`.parts.moved`."""
         return moved(x, gamma, self.shift, exactly)
 
+    def multiplies(self, hyper: bool) -> bool:
+        """Whether the template multiplies with J. The code that also gives the ``hyper`` gradients
+        of weights is for float64 alone."""
+        return self.template is not None and (self.template.alike or not hyper)
+
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """The dtypes of rows that are computed as they are."""
@@ -338,7 +343,7 @@ class NumbaKernel:
         """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`; ``dtype`` as for
         :meth:`solve`."""
         at = self.of_call(theta, y, False)
-        if at.template is not None:
+        if at.multiplies(hyper):
             y, v = y.to(dtype), v.to(dtype)
         dx, own = self.backward_laid_out(y, v, gamma, at, hyper)
         dx = dx.double()
@@ -350,7 +355,8 @@ class NumbaKernel:
         self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False
     ) -> tuple[Tensor, Hyper | None]:
         """The same."""
-        if at.template is not None and (at.template.alike or not hyper):
+        if at.multiplies(hyper):
+            assert at.template is not None
             dx = at.template.backward(y, v, gamma)
             return dx, self.partials_along(y, dx, gamma, at) if hyper else None
         given, d, form, dx = self._inputs, y.shape[1], at.form, torch.empty_like(y)
