@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..kernels import transforms
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense, is_dtensor
-from ..mapping.rows import HALF, refuse_hidden_at
+from ..mapping.rows import computed_in, refuse_hidden_at
 from ..nn import chunks, gradients
 from ..regularizers.printing import unusual
 from ..regularizers.regularizer import Regularizer
@@ -266,7 +266,7 @@ class _Sums:
 
     def __init__(self, given: Any, wants: Sequence[bool]) -> None:
         hidden, weight, *_ = given
-        wide = torch.float32 if weight.dtype in HALF else weight.dtype
+        wide = computed_in(weight.dtype)
         self.h, self.w = hidden.detach().to(wide), weight.detach().to(wide)
         self.sums: list[Any] = [
             torch.zeros_like(t, dtype=wide) if want else None

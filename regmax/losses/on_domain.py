@@ -35,13 +35,12 @@ def losses(
     dim: int,
     mask: Tensor | None,
     target: Target,
-    skip: Tensor | None,
     settings: Settings,
     domain: Domain,
 ) -> Tensor:
     """L of each row along ``dim``, in float64. A target outside of D is refused, or NaN where it
     cannot be read. +inf if it is not 0 at a masked entry; 0 in rows without participants and in
-    those of ``skip``, which may have any class. The mask has the shape of x.
+    those that the target skips, which may have any class. The mask has the shape of x.
     """
     if is_dtensor(x):
         raise NotImplementedError(f"domain= takes plain tensors; got {type(x).__name__}")
@@ -86,7 +85,7 @@ def losses(
         assert isinstance(bounds, Bounded)
         inner = bounds.holding(t)
         off = empty(inner).squeeze(-1)
-    hidden = hidden if skip is None else hidden | skip
+    hidden = hidden if target.skip is None else hidden | target.skip
     off = off & ~hidden
     for none in (rows.empty, rows.spoilt):
         off = off if none is None else off & ~none.squeeze(-1)
@@ -117,5 +116,4 @@ def losses(
         inside = replace(rows, bounds=inner.where(~(off | hidden), bounds))
         value = value - smooth_max(inside, *evaluate.argmax(inside, settings))
     value = torch.where(off, torch.nan, torch.where(hidden, torch.inf, value))
-    value = rows.restore_rows(value).to(F64)
-    return value if skip is None else torch.where(skip, 0, value)
+    return target.without_skipped(rows.restore_rows(value).to(F64))

@@ -19,7 +19,7 @@ from ..mapping import evaluate, sharded, solution
 from ..mapping.methods import from_value
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.solver import OnFailure, Settings, named_solver
-from ..mapping.rows import HALF, Rows, prepare
+from ..mapping.rows import Rows, computed_in, prepare
 from ..optimality.solution import Solution, Trace
 from ..regularizers.arguments import POSITIVE, hyperparameter, scores
 from ..regularizers.curvature import Curvature
@@ -189,7 +189,7 @@ class RegularizedMax(nn.Module):
                 "torch.func: use torch.func.jacrev(layer) there"
             )
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        x = x.float() if x.dtype in HALF else x
+        x = x.to(computed_in(x.dtype))
         with torch.enable_grad():
             x = x.view_as(x) if keep and x.requires_grad else x.detach().requires_grad_()
             y = self._forward(x, mask)
