@@ -16,7 +16,6 @@ from .search import Case, show, shrunk
 from .subject import Subject
 
 ExpectedFailures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
-Skip = Callable[[str], Any]
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 KINDS = kinds_of(*map(vars, (values, layout, optimum, penalties, ways, derivatives)))
@@ -27,10 +26,10 @@ GROUND = ("check_value", "check_value_convex", "check_grad", "check_curvature")
 class Check:
     """One promise: ``check(given)`` returns, or raises an AssertionError that says why not."""
 
-    def __init__(self, kind: Kind, subject: Tested, skip: Skip | None = None) -> None:
+    def __init__(self, kind: Kind, subject: Tested) -> None:
         self.name = self.__name__ = kind.name
         self.__doc__ = kind.function.__doc__
-        self._kind, self._subject, self._skip = kind, subject, skip
+        self._kind, self._subject = kind, subject
 
     def __call__(self, given: Any) -> None:
         __tracebackhide__ = True
@@ -40,12 +39,7 @@ class Check:
             warnings.simplefilter("ignore", ConvergenceWarning)
             # torch's forward mode compiles its own decompositions when it is first used
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated")
-            try:
-                self._run(self._subject if known else make(given))
-            except Skipped as reason:
-                if self._skip is None:
-                    raise
-                self._skip(str(reason))
+            self._run(self._subject if known else make(given))
 
     def __repr__(self) -> str:
         return self.name
@@ -160,8 +154,8 @@ def parametrize_with_checks(
 # -- the checks of a subject -----------------------------------------------------------------------
 
 
-def checks_of(subject: Tested, kinds: Mapping[str, Kind], skip: Skip | None = None) -> list[Check]:
-    return [Check(kind, subject, skip) for kind in kinds.values() if kind.applies(subject)]
+def checks_of(subject: Tested, kinds: Mapping[str, Kind]) -> list[Check]:
+    return [Check(kind, subject) for kind in kinds.values() if kind.applies(subject)]
 
 
 def run_checks(
@@ -247,10 +241,7 @@ def parametrized(
     """
     import pytest
 
-    def skip_test(reason: str) -> None:
-        pytest.skip(reason)
-
-    each = [(subject, checks_of(subject, kinds, skip_test)) for subject in subjects]
+    each = [(subject, checks_of(subject, kinds)) for subject in subjects]
     everywhere = [check.name for _, checks in each for check in checks]
     parameters = []
     for subject, checks in each:

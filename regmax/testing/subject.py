@@ -50,7 +50,7 @@ class Subject(Tested):
         self.smooth = smooth_part(self.omega)
         self.truth = Definition(self.smooth)
         structured = self.omega if isinstance(self.omega, Penalized) else None
-        self.penalty: Penalty | None = structured.penalty if structured else None
+        self.penalty: Any = structured.penalty if structured else None
         self.lam: float | Tensor = structured.lam if structured else 0.0
         self.fuses = self.penalty is not None and self.penalty.lovasz
         self.name = type(self.omega).__name__
