@@ -6,6 +6,8 @@ shift of each row. The checks use directions w with Σw = 0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -65,7 +67,7 @@ def check_prox(s: Subject, case: Case) -> None:
         if z.shape != v.shape or z.dtype != v.dtype:
             raise Broken(f"a tensor like v: {tuple(v.shape)}", f"{z!r}", f"{name}.prox")
 
-        def objective(z: Tensor, step: float = step) -> Tensor:
+        def objective(z: Tensor, step: float = step) -> Any:
             apart = torch.where(on, z - v, 0)
             return apart.square().sum(-1) / 2 + step * penalty.value(z, case.mask)
 
