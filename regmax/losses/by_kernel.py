@@ -119,15 +119,12 @@ def reduced(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any])
     method, learnt = choose.known_kernel(omega, x, gamma) or (None, ())
     if method is None or learnt or (dense and not method.kernel.distributions):
         return None
-    if not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
+    if not (target.is_cpu and target.layout == torch.strided):
+        return None
+    if not all(t.data_ptr() or not t.numel() for t in (x, target)):  # one without memory
         return None
     how = own["label_smoothing"], own["ignore_index"], own["reduction"]
     return Reduced(method, target, *how, general)
-
-
-def _held(*tensors: Tensor) -> bool:
-    """Whether the tensors have memory."""
-    return all(t.data_ptr() or not t.numel() for t in tensors)
 
 
 def of_rows(

@@ -153,7 +153,7 @@ def _panel(
     _words(axis.yaxis, "target", target, rows, size)
     axis.tick_params(top=False, labeltop=True, bottom=False, labelbottom=False, left=False, pad=2)
     axis.spines[:].set_visible(False)
-    axis.set_title(title, fontsize=12, color=INK, parse_math=False)
+    axis.set_title(title, fontsize=12, parse_math=False)
     return marked
 
 
@@ -229,7 +229,7 @@ def _colour_bar(axis: Any, top: float) -> None:
     bar = axis.figure.colorbar(scale, cax=axis, orientation="horizontal")
     bar.outline.set_visible(False)
     axis.tick_params(labelsize=8, length=2, pad=2)
-    axis.set_xlabel("weight", fontsize=9, labelpad=1, color=INK)
+    axis.set_xlabel("weight", fontsize=9, labelpad=1)
 
 
 def _key(clusters: bool, masked: bool) -> list[Any]:

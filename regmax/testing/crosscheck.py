@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -157,16 +157,6 @@ def _flat(rows: Rows) -> Rows:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Center:
-    """The best certified point of each row, and J v there from Ω's value."""
-
-    y: Tensor
-    bound: Tensor
-    vjp: Tensor
-    vjp_bound: Tensor
-
-
 def _judge(
     omega: Regularizer, rows: Rows, task: Task, answers: list[Answer], skipped: list[str]
 ) -> Report:
@@ -178,30 +168,21 @@ def _judge(
     ]
     problem = Problem(definition(task.omega), task.z, task.mask, bounds=task.bounds)
     own = [_certified(problem, answer.y) for answer in answers]
-    center = _center(problem, task, answers, own)
-    reaches = [(center.y, center.bound)]
-    reaches += [(a.y, bound) for a, bound in zip(answers, own, strict=True)]
-    bounds: list[float] = []
-    vjp_bounds: list[float | None] = []
+    y, near, vjp, slack = _center(problem, task, answers, own)
+    reaches = [(y, near), *((a.y, bound) for a, bound in zip(answers, own, strict=True))]
+    judged: list[Judged] = []
     for answer, bound in zip(answers, own, strict=True):
         for other, reach in reaches:
             through = (answer.y - other).norm(dim=-1) + reach
             bound = torch.minimum(bound, _or_inf(through))
-        bounds.append(worst(bound))
-        if answer.vjp is None:
-            vjp_bounds.append(None)
-        else:
-            off = (answer.vjp - center.vjp).norm(dim=-1) + center.vjp_bound
-            vjp_bounds.append(worst(off))
-    pairs = [
-        _pair(answers[i], answers[j], (bounds[i], bounds[j]), (vjp_bounds[i], vjp_bounds[j]))
-        for i, j in itertools.combinations(range(len(answers)), 2)
-    ]
+        off = None if answer.vjp is None else worst((answer.vjp - vjp).norm(dim=-1) + slack)
+        judged.append((answer, worst(bound), off))
+    pairs = [_pair(a, b) for a, b in itertools.combinations(judged, 2)]
     return Report(
         name=str(omega),
         rows=[pair.to_dict() for pair in pairs],
         pairs=pairs,
-        declared=_declared(rows, task, problem, center.y),
+        declared=_declared(rows, task, problem, y),
         skipped=skipped,
         problems=task.z.shape[0],
         d=task.z.shape[1],
@@ -219,7 +200,10 @@ def _or_inf(t: Tensor) -> Tensor:
     return torch.where(torch.isfinite(t), t, torch.inf)
 
 
-def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]) -> _Center:
+def _center(
+    problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]
+) -> tuple[Tensor, ...]:
+    """The best certified point of each row and its bound; J v there from Ω's value, and its own."""
     points, reach = [], []
     for answer, bound in zip(answers, bounds, strict=True):
         if answer.exact_zeros:
@@ -272,33 +256,32 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
                 near = torch.minimum(near.clamp_min(0), highest)
                 near = torch.where(support, near, problem.domain.settled(y, support))
             slack = slack + _or_inf((product(near) - vjp).norm(dim=-1))
-    return _Center(y, bound, vjp, slack)
+    return y, bound, vjp, slack
 
 
-def _pair(
-    a: Answer,
-    b: Answer,
-    bounds: tuple[float, float],
-    vjp_bounds: tuple[float | None, float | None],
-) -> Pair:
-    dy = worst(a.y - b.y)
-    wrong = [r.method for r, e in zip((a, b), bounds, strict=True) if not e <= r.tol]
-    apart = not worst((a.y - b.y).norm(dim=-1)) <= sum(bounds)
+Judged = tuple[Answer, float, float | None]
+"""An answer, with bounds on the errors of y and of J v."""
+
+
+def _pair(first: Judged, second: Judged) -> Pair:
+    (a, bound_a, vjp_bound_a), (b, bound_b, vjp_bound_b) = first, second
+    wrong = [answer.method for answer, bound, _ in (first, second) if not bound <= answer.tol]
+    apart = not worst((a.y - b.y).norm(dim=-1)) <= bound_a + bound_b
     dvjp = None
     if a.vjp is not None and b.vjp is not None:
         dvjp = worst(a.vjp - b.vjp)
-        for answer, bound in zip((a, b), vjp_bounds, strict=True):
+        for answer, _, bound in (first, second):
             if bound is not None and not bound <= answer.vjp_tol and answer.method not in wrong:
                 wrong.append(answer.method)
     return Pair(
         a=a.method,
         b=b.method,
-        max_dy=dy,
+        max_dy=worst(a.y - b.y),
         max_dvjp=dvjp,
-        bound_a=bounds[0],
-        bound_b=bounds[1],
-        vjp_bound_a=vjp_bounds[0],
-        vjp_bound_b=vjp_bounds[1],
+        bound_a=bound_a,
+        bound_b=bound_b,
+        vjp_bound_a=vjp_bound_a,
+        vjp_bound_b=vjp_bound_b,
         seconds_a=a.seconds,
         seconds_b=b.seconds,
         wrong=tuple(wrong),
