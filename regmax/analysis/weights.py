@@ -57,8 +57,11 @@ def groups(
         penalty = penalty_of(kind)
         rows = rows.to(computed_in(y.dtype)).contiguous()
         ids = _clusters(rows) if penalty is None else penalty.groups(rows, on.contiguous())
-    elif kind in ("runs", "clusters"):
-        ids = _runs(rows, on) if kind == "runs" else _clusters(rows)
+    elif kind == "clusters":
+        ids = _clusters(rows)
+    elif kind == "runs":
+        order = neighbours.participants_first(on)
+        ids = neighbours.ids_of(rows.gather(-1, order), order)
     else:
         raise ValueError(f'kind must be "runs", "clusters" or a Regularizer; got {kind!r}')
     positive = rows > 0
@@ -155,11 +158,6 @@ def rows_of(y: Any, dim: int, mask: Any, name: str = "y") -> tuple[Tensor, Tenso
     on = arguments.expanded(mask, y, name)
     on = torch.ones_like(y, dtype=torch.bool) if on is None else on
     return torch.where(on, y, 0).movedim(dim, -1), on.movedim(dim, -1)
-
-
-def _runs(rows: Tensor, on: Tensor) -> Tensor:
-    order = neighbours.participants_first(on)
-    return neighbours.ids_of(rows.gather(-1, order), order)
 
 
 def _clusters(rows: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ def _judge(
     answers = [
         replace(a, y=a.y.double(), vjp=None if a.vjp is None else a.vjp.double()) for a in answers
     ]
-    problem = Problem(definition(task.omega), task.z, task.mask, bounds=task.bounds)
+    problem = replace(wide, omega=definition(wide.omega))
     own = [_certified(problem, answer.y) for answer in answers]
     y, near, vjp, slack = _center(problem, task, answers, own)
     reaches = [(y, near), *((a.y, bound) for a, bound in zip(answers, own, strict=True))]

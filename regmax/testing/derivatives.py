@@ -148,12 +148,10 @@ def check_transforms(s: Subject, case: Case) -> None:
 
 # -- in γ and the hyperparameters ------------------------------------------------------------------
 
-Values = dict[str, Any]
 
-
-def parameters(s: Subject, case: Case) -> Values:
+def parameters(s: Subject, case: Case) -> dict[str, Any]:
     """γ, the hyperparameters and the floating tensors of Ω, by dotted name, in float64."""
-    found: Values = {"gamma": torch.tensor(case.gamma, dtype=torch.float64, device="cpu")}
+    found: dict[str, Any] = {"gamma": torch.tensor(case.gamma, dtype=torch.float64, device="cpu")}
     for prefix, name, owner in s.omega.declared():
         item = torch.as_tensor(getattr(owner, name), dtype=torch.float64, device=case.x.device)
         found[prefix + name] = item.detach().clone()
@@ -163,7 +161,7 @@ def parameters(s: Subject, case: Case) -> Values:
     return found
 
 
-def mapped(s: Subject, x: Tensor, mask: Tensor | None, values: Values) -> Tensor:
+def mapped(s: Subject, x: Tensor, mask: Tensor | None, values: dict[str, Any]) -> Tensor:
     """Π_Ω(x) with these values."""
     inside = {key: t for key, t in values.items() if key != "gamma"}
     omega = s.omega.with_tensors(inside)
@@ -171,7 +169,7 @@ def mapped(s: Subject, x: Tensor, mask: Tensor | None, values: Values) -> Tensor
     return y
 
 
-def inside(s: Subject, case: Case) -> Values:
+def inside(s: Subject, case: Case) -> dict[str, Any]:
     """The values, each moved a little where it is at an end of its range."""
     values = parameters(s, case)
     for prefix, name, owner in s.omega.declared():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -109,13 +110,11 @@ class Check:
 def _raised_in(error: Exception, written: Callable[[object], bool]) -> str | None:
     """``Class.method, line`` of the innermost method in the traceback that was ``written`` by the
     author under test."""
-    found, frames = None, error.__traceback__
-    while frames is not None:
-        frame = frames.tb_frame
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if owner is not None and written(owner):
-            found = f"{type(owner).__name__}.{frame.f_code.co_name}, line {frames.tb_lineno}"
-        frames = frames.tb_next
+            found = f"{type(owner).__name__}.{frame.f_code.co_name}, line {line}"
     return found
 
 
@@ -166,13 +165,10 @@ def run_checks(
     expected = _expected(expected_failures, given, [check.name for check in checks])
     failures: list[str] = []
     failed: list[str] = []
-    causes: dict[str, None] = {}
     left_out = 0
     for check in checks:
-        grounds = [name for name in check.rests_on if name in failed] if failed else []
-        if grounds:
+        if any(name in failed for name in check.rests_on):
             left_out += 1
-            causes |= dict.fromkeys(grounds)
             continue
         try:
             check(given)
@@ -190,9 +186,10 @@ def run_checks(
                 )
     found = len(failures)
     if left_out:
+        causes = " and ".join(name for name in GROUND if name in failed)
         failures.append(
             f"{left_out} more checks were left out: they solve with {type(given).__name__}, "
-            f"and {' and '.join(causes)} failed. Put that right first"
+            f"and {causes} failed. Put that right first"
         )
     if failures:
         plural = "check" if len(checks) == 1 else "checks"

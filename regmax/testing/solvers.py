@@ -1,14 +1,5 @@
-"""The conformance kit of solvers: every promise of a Solver as a named check.
-
-    from regmax.testing import parametrize_solver_with_checks
-
-    @parametrize_solver_with_checks([MySolver()])
-    def test_mine(solver, check):
-        check(solver)
-
-or, without pytest, ``check_solver(MySolver())``. The checks run a solver on the problems of
-:mod:`regmax.testing.known` that it accepts. Their answers are known.
-"""
+"""The conformance kit of solvers: every promise of a Solver as a named check, on the problems of
+:mod:`regmax.testing.known` that it accepts. Their answers are known."""
 
 from __future__ import annotations
 

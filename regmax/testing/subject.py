@@ -52,6 +52,7 @@ class Subject(Tested):
         structured = self.omega if isinstance(self.omega, Penalized) else None
         self.penalty: Any = structured.penalty if structured else None
         self.lam: float | Tensor = structured.lam if structured else 0.0
+        self.has_formula = has_formula(self.omega)
         self.fuses = self.penalty is not None and self.penalty.lovasz
         self.name = type(self.omega).__name__
         self.label, self.look = f"{self.omega!r}", self.where("value")
@@ -75,11 +76,6 @@ class Subject(Tested):
                 name = "Penalized" if owner is Penalized else type(part).__name__
                 return f"{name}.{method}"
         return f"{self.name}.{method}"
-
-    @functools.cached_property
-    def has_formula(self) -> bool:  # type: ignore[override]
-        """Whether Π_Ω has a closed form, and needs no solver."""
-        return has_formula(self.omega)
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
