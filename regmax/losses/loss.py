@@ -189,8 +189,17 @@ class FenchelYoungLoss(nn.Module):
             given = given if weight is None else given * weight
             if self.label_smoothing > 0:
                 given, mass = divided(given.to(computed_in(x.dtype)))
-        t, scale = self._target(x, index, given, mass, on, weight)
-        rows = times(scale, self._rows(logits, dim, mask, Target(*t[:-1], skip)))
+        k = None if index is None else index.unsqueeze(-1)
+        t, scale = Target(k, given, skip=skip), mass
+        if self.label_smoothing > 0 and weight is None and given is None:
+            t = Target(k, epsilon=self.label_smoothing, skip=skip)
+        elif self.label_smoothing > 0:
+            part = taking_part(x, on, computed_in(x.dtype))
+            if k is not None and mass is not None:  # a class of weight 0 may be masked
+                k = torch.where(mass.unsqueeze(-1) == 0, part.argmax(-1, keepdim=True), k)
+            spread, share, scale = self._smoothed(part, weight, mass, row_sums)
+            t = Target(k, given, spread, share, skip=skip)
+        rows = times(scale, self._rows(logits, dim, mask, t))
         if wrong is not None:
             rows = torch.where(wrong, torch.nan, rows)
         return rows, mass if given is None else None, skip
@@ -257,28 +266,6 @@ class FenchelYoungLoss(nn.Module):
                 f"{self.ignore_index}; got {target[at].item()}{f' at index {at}' if at else ''}"
             )
         return index, skip if bool(skip.any()) else None, None
-
-    def _target(
-        self,
-        x: Tensor,
-        index: Tensor | None,
-        given: Tensor | None,
-        mass: Tensor | None,
-        on: Tensor | None,
-        weight: Tensor | None,
-    ) -> tuple[Target, Tensor | None]:
-        """t, and the factor of its loss, (*batch), None for 1."""
-        k = None if index is None else index.unsqueeze(-1)
-        epsilon = self.label_smoothing
-        if epsilon == 0:
-            return Target(k, given), mass
-        if weight is None and given is None:
-            return Target(k, epsilon=epsilon), None
-        part = taking_part(x, on, computed_in(x.dtype))
-        if k is not None and mass is not None:  # a class of weight 0 may be masked
-            k = torch.where(mass.unsqueeze(-1) == 0, part.argmax(-1, keepdim=True), k)
-        spread, share, scale = self._smoothed(part, weight, mass, row_sums)
-        return Target(k, given, spread, share), scale
 
     def _smoothed(
         self,
