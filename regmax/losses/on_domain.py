@@ -65,10 +65,9 @@ def losses(
         t = rows.inner(target.given.movedim(-1, dim)).to(rows.x)
         # as exact as the dtype of the target can be
         exact = target.given.dtype if target.given.is_floating_point() else F64
-    on = None if rows.mask is None else mask
     hidden = torch.zeros_like(t[..., 0], dtype=torch.bool)
     if rows.mask is not None:
-        out = ~rows.mask if on is None else ~rows.inner(on) | ~rows.mask
+        out = ~rows.mask if mask is None else ~rows.inner(mask) | ~rows.mask
         hidden = (out & (t != 0)).any(-1)
         t = torch.where(rows.mask, t, 0)
     inner = None

@@ -32,6 +32,7 @@ from ..regularizers.regularizer import Regularizer, checked, per_row
 from ..solvers import polish
 from .backends.base import Answer, Backend, Task
 from .backends.generic import definition, own_answer
+from .inputs import normal
 from .promise import worst
 from .report import Declared, Pair, Report
 
@@ -79,8 +80,7 @@ def crosscheck(
         raise ValueError(f"x must have at least one row; got shape {tuple(x.shape)}")
     _refuse_unanswerable(rows)
 
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(rows.x.shape, generator=generator, dtype=torch.float64, device="cpu").to(rows.x)
+    v = normal(*rows.x.shape, seed=seed).to(rows.x)
     if rows.mask is not None:
         v = torch.where(rows.mask, v, 0)
     task = Task(rows.omega, rows.z.detach(), v, rows.mask, rows.bounds)
@@ -191,7 +191,7 @@ def _judge(
 
 def _certified(problem: Problem, y: Tensor) -> Tensor:
     """A bound on ‖y − y*‖: the bound of a point of D near y, plus its distance to y."""
-    near = problem.inside(y) if problem.bounds is None else problem.bounds.inside(y)
+    near = (problem.bounds or problem.domain).inside(y)
     bound = certify(problem.at(near), tested=True).error_bound
     return _or_inf(bound + (near - y).norm(dim=-1))
 
@@ -213,11 +213,8 @@ def _center(
             continue
         # Newton steps on the support and ties of the rounded answer
         rough = torch.nan_to_num(answer.y).round(decimals=6).clamp_min(0)
-        total = rough.sum(-1, keepdim=True)
-        start = problem.domain.middle(task.z)
-        unit = rough / torch.where(total > 0, total, 1) if task.bounds is None else rough
-        rough = torch.where(total > 0, unit, start)
-        rough = rough if task.bounds is None else problem.inside(rough)
+        some = rough.sum(-1, keepdim=True) > 0
+        rough = problem.inside(torch.where(some, rough, problem.domain.middle(task.z)))
         with torch.no_grad():
             polished, certificate = polish(problem, rough)
         points.append(polished)
@@ -244,16 +241,12 @@ def _center(
         vjp = product(y)
         # the change of J v when y changes by its bound
         slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
-        highest = torch.ones_like(y)
-        if not (domain is None or isinstance(domain, Projected)):
-            highest = domain.high
-        highest = highest * (1 - torch.finfo(v.dtype).eps / 2)
         for sign in (-1, 1):
-            near = y + sign * bound.unsqueeze(-1)
-            if isinstance(domain, Projected):
-                near = near.clamp_min(0)
-            else:  # outside of D, Ω may have no curvature, or one of the wrong sign
-                near = torch.minimum(near.clamp_min(0), highest)
+            near = (y + sign * bound.unsqueeze(-1)).clamp_min(0)
+            if not isinstance(domain, Projected):
+                # outside of D, Ω may have no curvature, or one of the wrong sign
+                high = torch.ones_like(y) if domain is None else domain.high
+                near = torch.minimum(near, high * (1 - torch.finfo(v.dtype).eps / 2))
                 near = torch.where(support, near, problem.domain.settled(y, support))
             slack = slack + _or_inf((product(near) - vjp).norm(dim=-1))
     return y, bound, vjp, slack
