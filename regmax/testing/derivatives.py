@@ -66,8 +66,7 @@ def jacobian(s: Subject, case: Case) -> Tensor:
         (rows,) = torch.autograd.grad(y, x, torch.eye(d, dtype=x.dtype, device="cpu").repeat(n, 1))
         return rows.reshape(n, d, d)
 
-    j: Tensor = s.remember("jacobian", backward, case.x, case.gamma, case.mask)
-    return j
+    return s.remember("jacobian", backward, case.x, case.gamma, case.mask)
 
 
 @searched(exact)
