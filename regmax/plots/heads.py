@@ -41,7 +41,7 @@ def trajectories(
         lines[0].set_label(label)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     frame(axis)
-    figure.legend(loc="outside right upper", frameon=False)
+    figure.legend(loc="outside right upper")
     return figure
 
 
@@ -113,7 +113,7 @@ def diversity_by_layer(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
     figure.supylabel("Jensen–Shannon divergence", fontsize=11)
     found = {line.get_label(): line for axis in axes for line in axis.lines}
     handles = [found[name] for name in names]
-    figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    figure.legend(handles=handles, loc="outside right upper")
     return figure
 
 

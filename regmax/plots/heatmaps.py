@@ -153,7 +153,7 @@ def _panel(
     _words(axis.yaxis, "target", target, rows, size)
     axis.tick_params(top=False, labeltop=True, bottom=False, labelbottom=False, left=False, pad=2)
     axis.spines[:].set_visible(False)
-    axis.set_title(title, fontsize=12, parse_math=False)
+    axis.set_title(title, parse_math=False)
     return marked
 
 
@@ -210,7 +210,7 @@ def _arrange(figure: Any, top: float, key: Sequence[Any]) -> None:
     )
     _colour_bar(bar, top)
     place = {"loc": "lower left", "bbox_to_anchor": (0.1 / width, 0.02 / height)}
-    style = {"frameon": False, "fontsize": 9, "handlelength": 1.2, "borderpad": 0.3}
+    style = {"fontsize": 9, "handlelength": 1.2, "borderpad": 0.3}
     figure.legend(handles=key, ncols=len(key) // lines, **place, **style)
 
 

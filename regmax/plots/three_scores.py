@@ -59,7 +59,7 @@ def surface(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         y = weights(omega, x, gamma)
         seen.append(patterns(y))
         _draw(axis, first, second, y[..., 1], seen[-1])
-        axis.set_title(SECOND if len(found) == 1 else formula(name), fontsize=12, y=0.98)
+        axis.set_title(SECOND if len(found) == 1 else formula(name), y=0.98)
     if alone:
         key(figure, torch.stack(seen), 3 if columns > 1 else 2)
     return figure
@@ -137,9 +137,9 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         seen.append(_scores(left, omega, gamma))
         _answers(right, omega, gamma, lattice(0.2 if len(found) == 1 else 0.36))
         alone = f"scores x, by the pattern of {ARGMAX}"
-        left.set_title(formula(name) if rows > 1 else alone, fontsize=12)
+        left.set_title(formula(name) if rows > 1 else alone)
         if rows == 1:
-            right.set_title(f"{ARGMAX} of a lattice of x, over Ω", fontsize=12)
+            right.set_title(f"{ARGMAX} of a lattice of x, over Ω")
     key(figure, torch.stack(seen), 3)
     return figure
 
@@ -253,10 +253,5 @@ def key(figure: Any, shown: Tensor, columns: int) -> None:
 
     found = [PATTERNS[k] for k in shown.unique().tolist()]
     patches = [Patch(facecolor=colour, label=text) for text, colour in found]
-    place: Any = {
-        "loc": "outside lower center",
-        "frameon": False,
-        "fontsize": 10,
-        "columnspacing": 1,
-    }
+    place: Any = {"loc": "outside lower center", "fontsize": 10, "columnspacing": 1}
     figure.legend(handles=patches, ncols=min(columns, len(found)), **place)
