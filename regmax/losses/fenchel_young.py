@@ -71,7 +71,7 @@ def losses(
         or not omega.exact
         or any(map(gradients.learns, target))
     ):
-        return reference(omega, x, gamma, mask, target, settings)
+        return reference(omega, x, gamma, mask, target, settings)[0]
     inside, known = tuple(tensors.values()), None
     learns = torch.is_grad_enabled() and any(map(gradients.learns, (gamma, *inside)))
     task = _Losses(frozen(omega), tuple(tensors), mask, target, settings, learns)
@@ -79,7 +79,7 @@ def losses(
         known = from_its_value(omega, x, gamma, target, settings)
     task.known = known = known or task.by_kernel(x, gamma, inside)
     if known is None and learns:
-        return reference(omega, x, gamma, mask, target, settings)
+        return reference(omega, x, gamma, mask, target, settings)[0]
     out = gradients.apply(task, x, gamma, *inside)
     if known is None:
         refuse_hidden_at(omega, x, mask)
@@ -87,42 +87,28 @@ def losses(
 
 
 def reference(
-    omega: Regularizer,
-    x: Tensor,
-    gamma: float | Tensor,
-    mask: Tensor | None,
-    target: Target,
-    settings: Settings,
-) -> Tensor:
-    """The same losses, from max_Ω and its derivatives."""
-    found: Tensor = _of_rows(omega, x.to(computed_in(x.dtype)), gamma, mask, target, settings)[0]
-    return found
-
-
-def _of_rows(
-    omega: Regularizer, x: Tensor, gamma: Any, mask: Any, target: Target, settings: Any
-) -> tuple[Any, ...]:
-    """L_Ω(x; t) by max_Ω at y = Π_Ω(x), differentiable; the target and its sum, the rows, and y."""
+    omega: Regularizer, x: Tensor, gamma: Any, mask: Any, target: Target, settings: Settings
+) -> tuple[Tensor, Target, Tensor | None, Rows, Tensor]:
+    """The same losses, by max_Ω at y = Π_Ω(x), differentiable; the target and its sum, the rows,
+    and y."""
+    x = x.to(computed_in(x.dtype))
     target, mass = target.spread_out(x, mask).normalised(x)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, result = evaluate.argmax(rows, settings)
     parts = (t.to(rows.x.dtype) if t is not None and t.is_floating_point() else t for t in target)
     t = Target(*parts)
     constant = per_row(rows.gamma) * t.value(rows.omega, rows.x, rows.mask)
-    linear = 2 * t.dot(_half(x, rows))
+    on = x.detach().isfinite() if rows.mask is None else rows.mask & x.detach().isfinite()
+    # half of x − max x, as the whole may overflow; not rows.x, which clips very low scores and has
+    # no gradient there
+    half = torch.where(on, x, rows.shift) / 2 - rows.shift / 2
+    linear = 2 * t.dot(half)
     unshifted = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
     value = smooth_max(unshifted, y, result).to(F64) + constant - linear
     if rows.mask is not None:
         value = torch.where(t.inside(rows.mask), value, torch.inf)
     value = target.without_skipped(rows.restore_rows(value))
     return times(mass, value), target, mass, rows, y
-
-
-def _half(x: Tensor, rows: Rows) -> Tensor:
-    """Half of x − max x, 0 for masked entries. Half, because the whole may overflow. x and not
-    ``rows.x``, which clips very low scores and has no gradient there."""
-    on = x.detach().isfinite() if rows.mask is None else rows.mask & x.detach().isfinite()
-    return torch.where(on, x, rows.shift) / 2 - rows.shift / 2
 
 
 @dataclass
@@ -164,7 +150,7 @@ class _Losses(gradients.Operation):
 
     def recorded(self, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
         omega = self.regularizer(tensors)
-        return reference(omega, x, gamma, self.mask, self.target, self.settings)
+        return reference(omega, x, gamma, self.mask, self.target, self.settings)[0]
 
     def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
         if not self.names:
@@ -191,7 +177,7 @@ class _Losses(gradients.Operation):
         omega, x = self.regularizer(tensors), x.detach().to(computed_in(x.dtype))
         with torch.no_grad(), transforms.full_precision(x.device.type):
             given = self.mask, self.target, self.settings
-            value, target, mass, rows, y = _of_rows(omega, x, gamma, *given)
+            value, target, mass, rows, y = reference(omega, x, gamma, *given)
             dx = target.taken_from(y.to(x.dtype, copy=True))
             dx = dx if mass is None else dx.mul_(mass.unsqueeze(-1))
             kept = [] if rows.mask is None else [target.inside(rows.mask)]
