@@ -189,6 +189,24 @@ def test_all_failures_are_listed(few):
     assert message.splitlines()[0] == "2 of 4 checks failed for Lying()"
 
 
+def test_what_rests_on_a_failed_check_is_left_out(monkeypatch):
+    class Off(regmax.Regularizer):
+        def value(self, y):
+            return y.square().sum(-1)
+
+        def grad(self, y):
+            return 2.02 * y
+
+    some = ("check_value", "check_grad", "check_simplex", "check_jacobian")
+    monkeypatch.setattr(harness, "KINDS", {name: harness.KINDS[name] for name in some})
+    with pytest.raises(AssertionError) as caught:
+        check_regularizer(Off())
+    first, *_, last = str(caught.value).splitlines()
+    assert first == "1 of 4 checks failed for Off()"
+    assert "2 more checks were left out" in last
+    assert "they solve with Off, and check_grad failed" in last
+
+
 # -- expected failures ----------------------------------------------------------------------------
 
 EXPECTED = {"check_grad": "off by 1 %", "check_strong_convexity": "too bold"}
