@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..domains import Domain
-from ..mapping.rows import HALF
+from ..mapping.rows import computed_in
 from ..nn.layer import RegularizedMax
 from ..nn.layer_jacobian import Jacobian
 from ..regularizers import arguments, display
@@ -212,7 +212,7 @@ def sweep(
     values and for a value out of range.
     """
     rows_of(x, -1, mask, "x")
-    x = x.float() if x.dtype in HALF else x
+    x = x.to(computed_in(x.dtype))
     if not isinstance(over, Mapping):
         raise TypeError(f"over must be a dict of names and their values; got {brief(over)}")
     names = varied(omega, over)

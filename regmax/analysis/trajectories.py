@@ -93,9 +93,6 @@ def _present(module: nn.Module, name: str) -> Any:
 
 def _flat(items: list[Tensor]) -> Tensor:
     """All numbers in one vector, on the device of the first."""
-    parts = [item.detach().reshape(-1) for item in items]
-    return (
-        torch.cat([part.to(parts[0].device) for part in parts])
-        if parts
-        else torch.empty(0, device="cpu")
-    )
+    if not items:
+        return torch.empty(0, device="cpu")
+    return torch.cat([item.detach().reshape(-1).to(items[0].device) for item in items])

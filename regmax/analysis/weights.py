@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import neighbours
-from ..mapping.rows import HALF
+from ..mapping.rows import computed_in
 from ..regularizers import arguments
 from ..regularizers.penalty import penalty_of
 from ..regularizers.regularizer import Regularizer
@@ -35,7 +35,7 @@ def density(y: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     NaN too. Correia et al. (2019), §5.1.
     """
     rows, on = rows_of(y, dim, mask)
-    size = (rows > 0).sum(-1).to(_real(y)) / on.sum(-1)
+    size = (rows > 0).sum(-1).to(computed_in(y.dtype)) / on.sum(-1)
     return torch.where(rows.isnan().any(-1), torch.nan, size)
 
 
@@ -55,10 +55,13 @@ def groups(
     rows, on = rows_of(y, dim, mask)
     if isinstance(kind, Regularizer):
         penalty = penalty_of(kind)
-        rows = rows.to(_real(y)).contiguous()
+        rows = rows.to(computed_in(y.dtype)).contiguous()
         ids = _clusters(rows) if penalty is None else penalty.groups(rows, on.contiguous())
-    elif kind in ("runs", "clusters"):
-        ids = _runs(rows, on) if kind == "runs" else _clusters(rows)
+    elif kind == "clusters":
+        ids = _clusters(rows)
+    elif kind == "runs":
+        order = neighbours.participants_first(on)
+        ids = neighbours.ids_of(rows.gather(-1, order), order)
     else:
         raise ValueError(f'kind must be "runs", "clusters" or a Regularizer; got {kind!r}')
     positive = rows > 0
@@ -95,7 +98,7 @@ def head_diversity(
             f"got {head_dim}"
         )
     at = head_dim % p.ndim - (head_dim % p.ndim > dim % p.ndim)  # dim has moved to the end
-    rows = rows.to(_real(p))
+    rows = rows.to(computed_in(p.dtype))
     of_mean = torch.special.entr(rows.mean(at)).sum(-1)
     mean_of = torch.special.entr(rows).sum(-1).mean(at)
     d = on.any(at).sum(-1).to(rows.dtype)
@@ -155,15 +158,6 @@ def rows_of(y: Any, dim: int, mask: Any, name: str = "y") -> tuple[Tensor, Tenso
     on = arguments.expanded(mask, y, name)
     on = torch.ones_like(y, dtype=torch.bool) if on is None else on
     return torch.where(on, y, 0).movedim(dim, -1), on.movedim(dim, -1)
-
-
-def _real(y: Tensor) -> torch.dtype:
-    return torch.float32 if y.dtype in HALF else y.dtype
-
-
-def _runs(rows: Tensor, on: Tensor) -> Tensor:
-    order = neighbours.participants_first(on)
-    return neighbours.ids_of(rows.gather(-1, order), order)
 
 
 def _clusters(rows: Tensor) -> Tensor:

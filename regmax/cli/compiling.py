@@ -20,7 +20,7 @@ from ..regularizers.errors import clipped, told
 from ..regularizers.regularizer import Regularizer
 from .common import UsageError, needs, note, working
 from .listing import quiet_registry
-from .names import add_names, by_default, named, with_defaults
+from .names import add_names, chosen
 from .scores import LONGEST
 
 DTYPES = (torch.float32, torch.float64)
@@ -57,11 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     with needs("fast", "regmax compile"):
         importlib.import_module("numba")
         from ..kernels.cpu.compiling import CORES
-    found = quiet_registry()
     tasks: dict[str, Callable[[], str]] = {}
-    given = map(named, arguments.names)
-    defaults = ((name, by_default(found, name)) for name in with_defaults(found))
-    for name, omega in given if arguments.names else defaults:
+    for name, omega in chosen(quiet_registry(), arguments.names):
         if isinstance(omega, Exception):
             note(f"left out: {name}: {told(omega)}")
         else:

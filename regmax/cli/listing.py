@@ -73,8 +73,7 @@ def listed(
 
 def quiet_registry() -> Registry:
     """The registry, without warnings: the command prints its ``faults`` itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PluginWarning)
+    with warnings.catch_warnings(action="ignore", category=PluginWarning):
         return registry()
 
 

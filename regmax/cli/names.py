@@ -85,12 +85,17 @@ def with_defaults(found: Registry) -> list[str]:
     return names
 
 
-def by_default(found: Registry, name: str) -> Regularizer | Exception:
-    """The regularizer of this name with its defaults, or what its constructor raises."""
-    try:
-        made: Regularizer = instance(found.get("regularizer", name), "regularizer", name, {})
-    except Exception as error:  # a plugin's code may raise anything
-        return error
+def chosen(found: Registry, texts: list[str]) -> list[tuple[str, Regularizer | Exception]]:
+    """The regularizers that ``texts`` mean; without any, all with their defaults, or what their
+    constructors raise."""
+    if texts:
+        return list(map(named, texts))
+    made: list[tuple[str, Regularizer | Exception]] = []
+    for name in with_defaults(found):
+        try:
+            made.append((name, instance(found.get("regularizer", name), "regularizer", name, {})))
+        except Exception as error:  # a plugin's code may raise anything
+            made.append((name, error))
     return made
 
 

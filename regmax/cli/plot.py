@@ -171,11 +171,11 @@ def rows(arguments: argparse.Namespace, kind: str, omega: Regularizer) -> Tensor
     many = kind == "convergence"
     most = 64 if arguments.rows is None else arguments.rows
     d = arguments.dim or omega.entries or 20
-    if arguments.scores is None and (d > LONGEST or (many and most * d > MOST)):
-        raise UsageError(
-            f"a plot is of rows of at most {LONGEST} scores, {MOST} in all; got rows of {d}"
-        )
     if arguments.scores is None:
+        if d > LONGEST or (many and most * d > MOST):
+            raise UsageError(
+                f"a plot is of rows of at most {LONGEST} scores, {MOST} in all; got rows of {d}"
+            )
         if many:
             return made_up(most, d)
         return None if arguments.dim is None else plots.example(arguments.dim)

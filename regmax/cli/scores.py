@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..regularizers.errors import clipped
+from ..testing.inputs import normal
 from .common import UsageError, needs, note
 
 SUFFIXES = (".npy", ".pt", ".csv")
@@ -33,9 +34,7 @@ def builtin(d: int = 12) -> Tensor:
 def made_up(rows: int, d: int, scales: Sequence[float] = (0.3, 1.0, 3.0)) -> Tensor:
     """(rows, d) float64 scores of these scales in turn."""
     scale = torch.tensor(scales, dtype=torch.float64, device="cpu")
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(rows, d, generator=generator, dtype=torch.float64, device="cpu")
-    return scale.repeat(rows // len(scales) + 1)[:rows, None] * x
+    return scale.repeat(rows // len(scales) + 1)[:rows, None] * normal(rows, d)
 
 
 def tensor(path: Path) -> Tensor:

@@ -19,7 +19,7 @@ from ..testing.crosscheck import crosscheck
 from ..testing.report import Report
 from .common import UsageError, columns, note, positive, table, working, wrapped
 from .listing import warned_registry
-from .names import add_domain, add_names, add_scores, by_default, domain, named, with_defaults
+from .names import add_domain, add_names, add_scores, chosen, domain
 from .scores import LONGEST, builtin, load
 
 DEFAULT_AGAINST = ("generic", "cvxpylayers")
@@ -65,10 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--rows must be at least 0; got {arguments.rows}")
     if arguments.json is not None and not arguments.json.resolve().parent.is_dir():
         raise UsageError(f"--json {arguments.json}: its folder does not exist")
-    if arguments.names:
-        omegas: list[tuple[str, Subject]] = [named(text) for text in arguments.names]
-    else:
-        omegas = [(name, by_default(found, name)) for name in with_defaults(found)]
+    omegas = chosen(found, arguments.names)
     if not omegas:
         raise UsageError("no regularizer is installed: install regmax itself (pip install -e .)")
     against = backends(found, arguments.against)
@@ -100,12 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
 Outcome = Report | Exception
 """A report, or the exception that prevented it."""
 
-Subject = Regularizer | Exception
-"""A regularizer, or the exception of its constructor."""
-
 
 def check(
-    omegas: Sequence[tuple[str, Subject]],
+    omegas: Sequence[tuple[str, Regularizer | Exception]],
     rows: Callable[[Regularizer], Tensor],
     against: Sequence[str],
     gamma: float,

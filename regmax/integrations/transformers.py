@@ -44,8 +44,9 @@ REFUSED = {
     "indices": "keys chosen by an index",
     "block_indices": "keys chosen by an index of blocks",
 }
-# packed sequences: supported only as a mask
-PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")
+PACKED = dict.fromkeys(
+    ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens"), "packed sequences without a mask"
+)
 
 
 def register(name: str | None = None, omega: Omega | None = None) -> list[str]:
@@ -258,13 +259,8 @@ def _wanted(module: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _refuse(module: Any, attention_mask: Tensor | None, kwargs: dict[str, Any]) -> None:
-    found = [f"{key} ({REFUSED[key]})" for key in REFUSED if kwargs.get(key) is not None]
-    if attention_mask is None:
-        found += [
-            f"{key} (packed sequences without a mask)"
-            for key in PACKED
-            if kwargs.get(key) is not None
-        ]
+    refused = REFUSED | PACKED if attention_mask is None else REFUSED
+    found = [f"{key} ({what})" for key, what in refused.items() if kwargs.get(key) is not None]
     if found:
         raise NotImplementedError(
             f"{type(module).__name__} asks for what regmax's attention does not do: "

@@ -119,15 +119,12 @@ def reduced(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any])
     method, learnt = choose.known_kernel(omega, x, gamma) or (None, ())
     if method is None or learnt or (dense and not method.kernel.distributions):
         return None
-    if not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
+    if not (target.is_cpu and target.layout == torch.strided):
+        return None
+    if not all(t.data_ptr() or not t.numel() for t in (x, target)):  # one without memory
         return None
     how = own["label_smoothing"], own["ignore_index"], own["reduction"]
     return Reduced(method, target, *how, general)
-
-
-def _held(*tensors: Tensor) -> bool:
-    """Whether the tensors have memory."""
-    return all(t.data_ptr() or not t.numel() for t in tensors)
 
 
 def of_rows(
@@ -137,12 +134,11 @@ def of_rows(
     gamma: Any,
     mask: Tensor | None,
     target: Target,
-    skip: Tensor | None,
     learns: bool,
 ) -> tuple[Tensor, Solved] | None:
     """The losses of rows by a kernel that Ω offers, or None where it computes less. ``learns``:
     with their derivatives in γ and θ."""
-    t, known = target.plain(skip), type(kernel)
+    t, known = target.plain(), type(kernel)
     if known.loss is Kernel.loss or t is None or x.dtype not in kernel.dtypes:
         return None
     by_y = known.loss_slopes is Kernel.loss_slopes
@@ -191,7 +187,6 @@ def from_its_value(
     x: Tensor,
     gamma: Any,
     target: Target,
-    skip: Tensor | None,
     settings: Settings,
 ) -> tuple[Tensor, Solved] | None:
     """L_Ω(x; e_k) of each row, in float64, and its gradient in x, by a kernel from the value; None
@@ -223,10 +218,9 @@ def from_its_value(
         if not bool(value.isfinite().all()):
             return None  # scores of −∞ and rows without an answer
         value, dx = value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
-        if skip is None:
-            return value, Solved(dx)
-        dx = dx.masked_fill_(skip.unsqueeze(-1), 0)
-        return torch.where(skip, 0, value), Solved(dx)
+        if target.skip is not None:
+            dx = dx.masked_fill_(target.skip.unsqueeze(-1), 0)
+        return target.without_skipped(value), Solved(dx)
 
 
 def _at_vertices(omega: Regularizer, fixed: Fixed, k: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ __all__ = ["losses", "outside", "text_of"]
 def losses(
     text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, domain: Any, *rest: Any
 ) -> Tensor:
-    """L_Ω(x; t), one number per row. ``rest``: the parts of t, the rows to skip, Ω's arguments."""
-    *target, skip = rest[: len(Target._fields) + 1]
-    omega = made(text, list(rest[len(Target._fields) + 1 :]))
-    t, D = Target(*target), domains.made(domain)
-    return fenchel_young.losses(omega, x, gamma, dim, mask, t, skip, Settings(), D)
+    """L_Ω(x; t), one number per row. ``rest``: the parts of t, Ω's arguments."""
+    parts = len(Target._fields)
+    target, omega = Target(*rest[:parts]), made(text, list(rest[parts:]))
+    D = domains.made(domain)
+    return fenchel_young.losses(omega, x, gamma, dim, mask, target, Settings(), D)

@@ -26,7 +26,7 @@ from ..mapping.methods.base import reduced as summed
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.kernel import kernel_of
 from ..mapping.methods.solver import Settings
-from ..mapping.rows import HALF, Rows, aligned, prepare, refuse_hidden_at
+from ..mapping.rows import HALF, Rows, aligned, computed_in, prepare, refuse_hidden_at
 from ..nn import gradients
 from ..regularizers import arguments
 from ..regularizers.regularizer import Regularizer, frozen, per_row
@@ -42,19 +42,18 @@ def losses(
     dim: int,
     mask: Tensor | None,
     target: Target,
-    skip: Tensor | None,
     settings: Settings,
     domain: Domain | None = None,
 ) -> Tensor:
     """L_Ω(x; t) of the scores along ``dim``, with gradients: float64, of x's shape without ``dim``.
     The mask has the shape of x.
 
-    The rows of ``target`` and ``skip`` lie along the last dimension. The loss is 0 in rows of
-    ``skip`` and in rows without participants, +inf if the target is masked, and NaN if a
+    The rows of ``target`` lie along the last dimension. The loss is 0 in rows that it skips and in
+    rows without participants, +inf if the target is masked, and NaN if a
     participant is NaN or +inf. Such rows have no gradient.
     """
     if domain is not None:
-        return on_domain.losses(omega, x, gamma, dim, mask, target, skip, settings, domain)
+        return on_domain.losses(omega, x, gamma, dim, mask, target, settings, domain)
     if isinstance(mask, Tensor) and torch.is_grad_enabled():
         mask = mask.clone()  # the caller may write to it before a second backward
     arguments.entries(x, dim, omega.entries, omega)
@@ -63,7 +62,7 @@ def losses(
     omega, x = aligned(omega, like, dim), x.movedim(dim, -1)
     mask = None if mask is None else mask.movedim(dim, -1)
     if settings.certify:
-        evaluate.mapping(omega, _wide(x), gamma, -1, mask, settings)
+        evaluate.mapping(omega, x.to(computed_in(x.dtype)), gamma, -1, mask, settings)
         settings = replace(settings, certify=False)
     tensors = omega.tensors(fixed=True)
     if (
@@ -72,65 +71,44 @@ def losses(
         or not omega.exact
         or any(map(gradients.learns, target))
     ):
-        return reference(omega, x, gamma, mask, target, skip, settings)
+        return reference(omega, x, gamma, mask, target, settings)[0]
     inside, known = tuple(tensors.values()), None
     learns = torch.is_grad_enabled() and any(map(gradients.learns, (gamma, *inside)))
-    task = _Losses(frozen(omega), tuple(tensors), mask, target, skip, settings, learns)
+    task = _Losses(frozen(omega), tuple(tensors), mask, target, settings, learns)
     if mask is None:
-        known = from_its_value(omega, x, gamma, target, skip, settings)
+        known = from_its_value(omega, x, gamma, target, settings)
     task.known = known = known or task.by_kernel(x, gamma, inside)
     if known is None and learns:
-        return reference(omega, x, gamma, mask, target, skip, settings)
+        return reference(omega, x, gamma, mask, target, settings)[0]
     out = gradients.apply(task, x, gamma, *inside)
     if known is None:
         refuse_hidden_at(omega, x, mask)
     return out
 
 
-def _wide(x: Tensor) -> Tensor:
-    """x in float32 if it is in half precision."""
-    return x.float() if x.dtype in HALF else x
-
-
 def reference(
-    omega: Regularizer,
-    x: Tensor,
-    gamma: float | Tensor,
-    mask: Tensor | None,
-    target: Target,
-    skip: Tensor | None,
-    settings: Settings,
-) -> Tensor:
-    """The same losses, from max_Ω and its derivatives."""
-    found: Tensor = _of_rows(omega, _wide(x), gamma, mask, target, skip, settings)[0]
-    return found
-
-
-def _of_rows(
-    omega: Regularizer, x: Tensor, gamma: Any, mask: Any, target: Target, skip: Any, settings: Any
-) -> tuple[Any, ...]:
-    """L_Ω(x; t) by max_Ω at y = Π_Ω(x), differentiable; the target and its sum, the rows, and y."""
+    omega: Regularizer, x: Tensor, gamma: Any, mask: Any, target: Target, settings: Settings
+) -> tuple[Tensor, Target, Tensor | None, Rows, Tensor]:
+    """The same losses, by max_Ω at y = Π_Ω(x), differentiable; the target and its sum, the rows,
+    and y."""
+    x = x.to(computed_in(x.dtype))
     target, mass = target.spread_out(x, mask).normalised(x)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, result = evaluate.argmax(rows, settings)
     parts = (t.to(rows.x.dtype) if t is not None and t.is_floating_point() else t for t in target)
     t = Target(*parts)
     constant = per_row(rows.gamma) * t.value(rows.omega, rows.x, rows.mask)
-    linear = 2 * t.dot(_half(x, rows))
+    on = x.detach().isfinite() if rows.mask is None else rows.mask & x.detach().isfinite()
+    # half of x − max x, as the whole may overflow; not rows.x, which clips very low scores and has
+    # no gradient there
+    half = torch.where(on, x, rows.shift) / 2 - rows.shift / 2
+    linear = 2 * t.dot(half)
     unshifted = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
     value = smooth_max(unshifted, y, result).to(F64) + constant - linear
     if rows.mask is not None:
         value = torch.where(t.inside(rows.mask), value, torch.inf)
-    value = rows.restore_rows(value)
-    value = value if skip is None else torch.where(skip, 0, value)
+    value = target.without_skipped(rows.restore_rows(value))
     return times(mass, value), target, mass, rows, y
-
-
-def _half(x: Tensor, rows: Rows) -> Tensor:
-    """Half of x − max x, 0 for masked entries. Half, because the whole may overflow. x and not
-    ``rows.x``, which clips very low scores and has no gradient there."""
-    on = x.detach().isfinite() if rows.mask is None else rows.mask & x.detach().isfinite()
-    return torch.where(on, x, rows.shift) / 2 - rows.shift / 2
 
 
 @dataclass
@@ -143,7 +121,6 @@ class _Losses(gradients.Operation):
     names: tuple[str, ...]
     mask: Tensor | None
     target: Target
-    skip: Tensor | None
     settings: Settings
     learns: bool
     known: tuple[Tensor, Solved] | None = None
@@ -151,7 +128,7 @@ class _Losses(gradients.Operation):
 
     @property
     def held(self) -> Sequence[Any]:
-        return (*self.target, self.skip)
+        return self.target
 
     def forward(self, grad: bool, x: Tensor, gamma: Any, *tensors: Tensor) -> tuple[Tensor, Any]:
         (value, self.solved), self.known = self.known or self.solve(x, gamma, tensors), None
@@ -173,7 +150,7 @@ class _Losses(gradients.Operation):
 
     def recorded(self, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
         omega = self.regularizer(tensors)
-        return reference(omega, x, gamma, self.mask, self.target, self.skip, self.settings)
+        return reference(omega, x, gamma, self.mask, self.target, self.settings)[0]
 
     def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
         if not self.names:
@@ -188,25 +165,24 @@ class _Losses(gradients.Operation):
         kernel = kernel_of(omega, x)
         if kernel is None or self.settings.solver != "auto":
             return None
-        x = x if x.dtype in kernel.dtypes else _wide(x)
+        x = x if x.dtype in kernel.dtypes else x.to(computed_in(x.dtype))
         with torch.no_grad(), transforms.full_precision(x.device.type):
-            given = self.mask, self.target, self.skip, self.learns
-            return of_rows(kernel, omega, x, gamma, *given)
+            return of_rows(kernel, omega, x, gamma, self.mask, self.target, self.learns)
 
     def solve(self, x: Tensor, gamma: Any, tensors: Sequence[Tensor]) -> tuple[Tensor, Solved]:
         """L and its gradient from one y."""
         found = self.by_kernel(x, gamma, tensors)
         if found is not None:
             return found
-        omega, x = self.regularizer(tensors), _wide(x.detach())
+        omega, x = self.regularizer(tensors), x.detach().to(computed_in(x.dtype))
         with torch.no_grad(), transforms.full_precision(x.device.type):
-            given = self.mask, self.target, self.skip, self.settings
-            value, target, mass, rows, y = _of_rows(omega, x, gamma, *given)
+            given = self.mask, self.target, self.settings
+            value, target, mass, rows, y = reference(omega, x, gamma, *given)
             dx = target.taken_from(y.to(x.dtype, copy=True))
             dx = dx if mass is None else dx.mul_(mass.unsqueeze(-1))
             kept = [] if rows.mask is None else [target.inside(rows.mask)]
-            none = rows.spoilt, rows.empty, None if self.skip is None else self.skip.unsqueeze(-1)
-            kept += [~t.squeeze(-1) for t in none if t is not None]
+            none = [t.squeeze(-1) for t in (rows.spoilt, rows.empty) if t is not None]
+            kept += [~t for t in (*none, target.skip) if t is not None]
             plain = functools.reduce(torch.logical_and, kept) if kept else None
             if plain is not None and not (transforms.may_look(dx) and bool(plain.all())):
                 dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..kernels import transforms
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense, is_dtensor
-from ..mapping.rows import HALF, refuse_hidden_at
+from ..mapping.rows import computed_in, refuse_hidden_at
 from ..nn import chunks, gradients
 from ..regularizers.printing import unusual
 from ..regularizers.regularizer import Regularizer
@@ -101,7 +101,7 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
     ) -> tuple[Tensor | None, Tensor | None, torch.dtype]:
         """The weights and the ignored of the rows, and the dtype of the loss."""
         few = hidden.reshape(-1, hidden.shape[-1])[:1].detach()
-        like = self._linear(few, weight.detach(), _detached(bias))
+        like = F.linear(few, weight.detach(), _detached(bias))
         mass = skip = None
         if not target.is_floating_point():
             index, skip, _ = self._index(target.reshape(-1), classes)
@@ -127,13 +127,9 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         given = (rows, weight, bias, target, mask, self.gamma, *self.omega.tensors().values())
         whole = self._by_row(len(rows), self._step(classes))
         if whole or transforms.under_transform(given) or gradients.learns(target):
-            return self._losses(self._linear(rows, weight, bias), target, mask)
+            return self._losses(F.linear(rows, weight, bias), target, mask)
         refuse_hidden_at(self.omega, weight.new_empty(()).expand(1, classes), None)
         return gradients.apply(_Chunks(self, hidden.device.type), *given)
-
-    def _linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The logits of some rows before the cap."""
-        return F.linear(rows, weight, bias)
 
     def _losses(self, logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         """The losses of some rows, not reduced, float64."""
@@ -230,7 +226,7 @@ class _Chunks(gradients.Operation):
 
     def _logits(self, *given: Any) -> Tensor:
         with torch.autocast(self.device, self.dtype or None, bool(self.dtype)):
-            return self.loss._linear(*given)
+            return F.linear(*given)
 
     def backward(
         self, wants: Sequence[bool], g: Tensor, kept: Sequence[Any], *given: Any
@@ -266,7 +262,7 @@ class _Sums:
 
     def __init__(self, given: Any, wants: Sequence[bool]) -> None:
         hidden, weight, *_ = given
-        wide = torch.float32 if weight.dtype in HALF else weight.dtype
+        wide = computed_in(weight.dtype)
         self.h, self.w = hidden.detach().to(wide), weight.detach().to(wide)
         self.sums: list[Any] = [
             torch.zeros_like(t, dtype=wide) if want else None

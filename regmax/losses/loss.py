@@ -14,7 +14,7 @@ from ..kernels import transforms
 from ..kernels.simplex import row_sums
 from ..kernels.transforms import may_look, outside_inference
 from ..kernels.wrappers import dense, is_dtensor
-from ..mapping.rows import HALF
+from ..mapping.rows import HALF, computed_in
 from ..nn import gradients
 from ..nn.layer import RegularizedMax
 from ..regularizers import arguments
@@ -183,33 +183,40 @@ class FenchelYoungLoss(nn.Module):
                     f"{target.dtype}, {tuple(target.shape)}"
                 )
         else:
-            given = given if given.dtype in HALF else given.to(_wide(x.dtype))
+            given = given if given.dtype in HALF else given.to(computed_in(x.dtype))
             wrong = improper(given).any(-1) if self.parts else None
             given = given if self.parts else checked(given)
             given = given if weight is None else given * weight
             if self.label_smoothing > 0:
-                given, mass = divided(given.to(_wide(x.dtype)))
-        t, scale = self._target(x, index, given, mass, on, weight)
-        rows = times(scale, self._rows(logits, dim, mask, t, skip))
+                given, mass = divided(given.to(computed_in(x.dtype)))
+        k = None if index is None else index.unsqueeze(-1)
+        t, scale = Target(k, given, skip=skip), mass
+        if self.label_smoothing > 0 and weight is None and given is None:
+            t = Target(k, epsilon=self.label_smoothing, skip=skip)
+        elif self.label_smoothing > 0:
+            part = taking_part(x, on, computed_in(x.dtype))
+            if k is not None and mass is not None:  # a class of weight 0 may be masked
+                k = torch.where(mass.unsqueeze(-1) == 0, part.argmax(-1, keepdim=True), k)
+            spread, share, scale = self._smoothed(part, weight, mass, row_sums)
+            t = Target(k, given, spread, share, skip=skip)
+        rows = times(scale, self._rows(logits, dim, mask, t))
         if wrong is not None:
             rows = torch.where(wrong, torch.nan, rows)
         return rows, mass if given is None else None, skip
 
-    def _rows(
-        self, x: Tensor, dim: int, mask: Tensor | None, target: Target, skip: Tensor | None
-    ) -> Tensor:
+    def _rows(self, x: Tensor, dim: int, mask: Tensor | None, target: Target) -> Tensor:
         """L of each row, also under torch.compile."""
         settings, domain = self.mapping.settings, self.mapping.domain
         if not torch.compiler.is_dynamo_compiling():
-            given = dim, mask, target, skip, settings, domain
+            given = dim, mask, target, settings, domain
             return fenchel_young.losses(self.omega, x, self.gamma, *given)
         from . import dynamo  # loads the compiler
 
         text, inside = dynamo.text_of(self.omega, settings, domain)
         if not text:
-            outside: Tensor = dynamo.outside(self._rows, x, dim, mask, target, skip)
+            outside: Tensor = dynamo.outside(self._rows, x, dim, mask, target)
             return outside
-        recorded = x, self.gamma, dim, mask, domains.told(domain), *target, skip
+        recorded = x, self.gamma, dim, mask, domains.told(domain), *target
         return dynamo.losses(text, *recorded, *inside)
 
     def _with(self, omega: Regularizer, gamma: Any) -> Self:
@@ -239,7 +246,7 @@ class FenchelYoungLoss(nn.Module):
                 f"weight must have one number for each class: it has {weight.shape[0]}, and "
                 f"input {classes} classes along dim={self.dim}"
             )
-        return None if weight is None else weight.to(x.device, _wide(x.dtype))
+        return None if weight is None else weight.to(x.device, computed_in(x.dtype))
 
     def _index(self, target: Tensor, classes: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Valid indices, the ignored rows, and the rows out of range if these cannot raise here."""
@@ -259,28 +266,6 @@ class FenchelYoungLoss(nn.Module):
                 f"{self.ignore_index}; got {target[at].item()}{f' at index {at}' if at else ''}"
             )
         return index, skip if bool(skip.any()) else None, None
-
-    def _target(
-        self,
-        x: Tensor,
-        index: Tensor | None,
-        given: Tensor | None,
-        mass: Tensor | None,
-        on: Tensor | None,
-        weight: Tensor | None,
-    ) -> tuple[Target, Tensor | None]:
-        """t, and the factor of its loss, (*batch), None for 1."""
-        k = None if index is None else index.unsqueeze(-1)
-        epsilon = self.label_smoothing
-        if epsilon == 0:
-            return Target(k, given), mass
-        if weight is None and given is None:
-            return Target(k, epsilon=epsilon), None
-        part = taking_part(x, on, _wide(x.dtype))
-        if k is not None and mass is not None:  # a class of weight 0 may be masked
-            k = torch.where(mass.unsqueeze(-1) == 0, part.argmax(-1, keepdim=True), k)
-        spread, share, scale = self._smoothed(part, weight, mass, row_sums)
-        return Target(k, given, spread, share), scale
 
     def _smoothed(
         self,
@@ -328,11 +313,6 @@ class FenchelYoungLoss(nn.Module):
             label_smoothing=(self.label_smoothing, 0.0),
         )
         return called(self, made + own + self.mapping.options())
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the arithmetic."""
-    return torch.float32 if dtype in HALF else dtype
 
 
 def _kind(item: Any) -> str:

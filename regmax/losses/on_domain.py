@@ -35,13 +35,12 @@ def losses(
     dim: int,
     mask: Tensor | None,
     target: Target,
-    skip: Tensor | None,
     settings: Settings,
     domain: Domain,
 ) -> Tensor:
     """L of each row along ``dim``, in float64. A target outside of D is refused, or NaN where it
     cannot be read. +inf if it is not 0 at a masked entry; 0 in rows without participants and in
-    those of ``skip``, which may have any class. The mask has the shape of x.
+    those that the target skips, which may have any class. The mask has the shape of x.
     """
     if is_dtensor(x):
         raise NotImplementedError(f"domain= takes plain tensors; got {type(x).__name__}")
@@ -66,10 +65,9 @@ def losses(
         t = rows.inner(target.given.movedim(-1, dim)).to(rows.x)
         # as exact as the dtype of the target can be
         exact = target.given.dtype if target.given.is_floating_point() else F64
-    on = None if rows.mask is None else mask
     hidden = torch.zeros_like(t[..., 0], dtype=torch.bool)
     if rows.mask is not None:
-        out = ~rows.mask if on is None else ~rows.inner(on) | ~rows.mask
+        out = ~rows.mask if mask is None else ~rows.inner(mask) | ~rows.mask
         hidden = (out & (t != 0)).any(-1)
         t = torch.where(rows.mask, t, 0)
     inner = None
@@ -86,7 +84,7 @@ def losses(
         assert isinstance(bounds, Bounded)
         inner = bounds.holding(t)
         off = empty(inner).squeeze(-1)
-    hidden = hidden if skip is None else hidden | skip
+    hidden = hidden if target.skip is None else hidden | target.skip
     off = off & ~hidden
     for none in (rows.empty, rows.spoilt):
         off = off if none is None else off & ~none.squeeze(-1)
@@ -117,5 +115,4 @@ def losses(
         inside = replace(rows, bounds=inner.where(~(off | hidden), bounds))
         value = value - smooth_max(inside, *evaluate.argmax(inside, settings))
     value = torch.where(off, torch.nan, torch.where(hidden, torch.inf, value))
-    value = rows.restore_rows(value).to(F64)
-    return value if skip is None else torch.where(skip, 0, value)
+    return target.without_skipped(rows.restore_rows(value).to(F64))

@@ -23,7 +23,7 @@ from ..mapping import sharded, shards
 from ..mapping.rows import Rows
 from ..mapping.sharded import Placed
 from ..regularizers.regularizer import Regularizer, copied, per_row
-from .targets import F64, checked, improper, is_index, omega_at
+from .targets import F64, checked, improper, is_index, omega_at, times
 
 
 def loss(module: Any, input: Any, target: Any, mask: Any) -> Tensor:
@@ -189,10 +189,8 @@ def each(
     parts = _parts(rows, y, raw, given, a, spread, vertex, across, on)
     value, off = at.summed(torch.stack([parts, outside], -1)).unbind(-1)
     value = torch.where(off > 0, torch.inf, value)
-    value = rows.fill(value.unsqueeze(-1)).squeeze(-1)
-    value = value if skip is None else torch.where(skip, 0, value)
-    if scale is not None:
-        value = torch.where(scale > 0, value * scale, 0)
+    value = rows.restore_rows(value)
+    value = times(scale, value if skip is None else torch.where(skip, 0, value))
     value = torch.where(off.isnan(), torch.nan, value)
     return value, mass if vertex else None, skip
 

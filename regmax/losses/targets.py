@@ -33,6 +33,8 @@ class Target(NamedTuple):
     """a; broadcasts to (*batch, 1)."""
     epsilon: Any = None
     """The number 1 − a if s is uniform over the participants and not yet in ``spread``."""
+    skip: Tensor | None = None
+    """The rows that do not count, (*batch)."""
 
     def spread_out(self, x: Tensor, mask: Tensor | None) -> Target:
         """With s and a for rows x, in place of ``epsilon``."""
@@ -42,13 +44,18 @@ class Target(NamedTuple):
         spread = taking_part(x, mask, x.dtype)
         spread = spread / spread.sum(-1, keepdim=True).clamp_min(1)
         share = x.new_full((1,) * x.ndim, 1 - self.epsilon)
-        return Target(self.vertex, self.given, spread, share)
+        return self._replace(spread=spread, share=share, epsilon=None)
 
-    def plain(self, skip: Tensor | None) -> Tensor | None:
+    def plain(self) -> Tensor | None:
         """What a kernel takes: k, −1 in the rows of ``skip``, or t₀. None where there is an s."""
         if self.spread is not None or self.vertex is None:
             return self.given if self.spread is None else None
+        skip = self.skip
         return self.vertex if skip is None else self.vertex.masked_fill(skip.unsqueeze(-1), -1)
+
+    def without_skipped(self, value: Tensor) -> Tensor:
+        """The losses of rows, 0 in those that do not count."""
+        return value if self.skip is None else torch.where(self.skip, 0, value)
 
     def normalised(self, x: Tensor) -> tuple[Target, Tensor | None]:
         """With t₀/m in the dtype of x, and m, (*batch); None for 1."""

@@ -60,7 +60,8 @@ def _smooth_max(
     return evaluate.maximum(omega, x, gamma, dim, mask, Settings(), D)
 
 
-CALLS: dict[str, Callable[..., Tensor]] = {"mapping": mapping, "max": _smooth_max}
+CALLS: dict[str, Callable[..., Tensor]] = {"forward": mapping, "max": _smooth_max}
+"""By the method of a layer that they compute."""
 
 
 def text_of(
@@ -143,9 +144,9 @@ def _fixed(item: Any) -> Any:
     return item.hex() if isinstance(item, float) else item
 
 
-def _outside(function: Callable[..., Any], *arguments: Any) -> Any:
+def _outside(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """A call outside of the graph."""
-    return function(*arguments)
+    return function(*arguments, **options)
 
 
 _WHY = (

@@ -20,6 +20,11 @@ from ..regularizers.regularizer import Regularizer, as_written
 HALF = (torch.float16, torch.bfloat16)
 
 
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the arithmetic with tensors of this one: float32 for half precision."""
+    return torch.float32 if dtype in HALF else dtype
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Scores prepared for Ω and the solvers.
@@ -191,7 +196,7 @@ def prepare(
     across = None if domain is None else domain.other(x, dim)
     if wide is not None:
         wide = (wide or domain is not None) and x.device.type != "mps"  # which has no float64
-    rows = x.to(torch.float64 if wide else torch.float32 if dtype in HALF else dtype)
+    rows = x.to(torch.float64 if wide else computed_in(dtype))
     given = omega
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
     omega = aligned(omega, rows, dim)

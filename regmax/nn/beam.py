@@ -146,21 +146,18 @@ class _Beam:
     def found(self) -> list[Found]:
         """The result for each sentence."""
         lost = self.lost.maximum(self._most(self.open))
-        held = zip(
-            self.words.tolist(), self.logp.tolist(), self.done.tolist(), lost.tolist(), strict=True
-        )
-        return [_found(self.eos, *one) for one in held]
+        held = (t.tolist() for t in (self.words, self.logp, self.done, lost))
+        return [self._found(*one) for one in zip(*held, strict=True)]
+
+    def _found(
+        self, words: list[list[int]], logp: list[float], done: list[bool], lost: float
+    ) -> Found:
+        """That of one sentence, whose slots are in falling order of probability."""
+        slots = zip(words, logp, done, strict=True)
+        finished = [(w[1 : w.index(self.eos, 1)], p) for w, p, d in slots if d and p > -torch.inf]
+        if not finished:
+            return Found([(words[0][1:], logp[0])], covered=False, optimal=False)
+        return Found(finished, covered=lost == -torch.inf, optimal=finished[0][1] >= lost)
 
     def _most(self, which: Tensor) -> Tensor:
         return torch.where(which, self.logp, -torch.inf).amax(1)
-
-
-def _found(
-    eos: int, words: list[list[int]], logp: list[float], done: list[bool], lost: float
-) -> Found:
-    """The slots of one sentence, in falling order of probability."""
-    slots = list(zip(words, logp, done, strict=True))
-    finished = [(w[1 : w.index(eos, 1)], p) for w, p, d in slots if d and p > -torch.inf]
-    if not finished:
-        return Found([(words[0][1:], logp[0])], covered=False, optimal=False)
-    return Found(finished, covered=lost == -torch.inf, optimal=finished[0][1] >= lost)

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..domains import Domain
 from ..kernels.base import asked, compiled
 from ..mapping.methods.closed_form import has_formula
-from ..mapping.rows import HALF, refuse_hidden_at
+from ..mapping.rows import computed_in, refuse_hidden_at
 from ..regularizers import arguments
 from ..regularizers.regularizer import Regularizer
 from . import gradients, matmul, whole
@@ -111,7 +111,7 @@ class Chunks(gradients.Operation):
         self, wants: Sequence[bool], g: Tensor, kept: Sequence[Any], *given: Any
     ) -> list[Tensor | None]:
         sums = [
-            torch.zeros_like(t, dtype=torch.float32 if t.dtype in HALF else t.dtype) if w else None
+            torch.zeros_like(t, dtype=computed_in(t.dtype)) if w else None
             for t, w in zip(given, wants, strict=True)
         ]
         vectors = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from ..mapping import evaluate, sharded, solution
 from ..mapping.methods import from_value
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.solver import OnFailure, Settings, named_solver
-from ..mapping.rows import HALF, Rows, prepare
+from ..mapping.rows import Rows, computed_in, prepare
 from ..optimality.solution import Solution, Trace
 from ..regularizers.arguments import POSITIVE, hyperparameter, scores
 from ..regularizers.curvature import Curvature
@@ -31,6 +32,29 @@ from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked
 from ..solvers import Solver
 from .layer_jacobian import Jacobian
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def recorded(method: F) -> F:
+    """A method of scores and a mask. In torch.compile's graph it is one call, or outside of the
+    graph if it cannot be recorded."""
+    name = method.__name__
+
+    @outside_inference
+    @functools.wraps(method)
+    def call(self: Any, x: Any, mask: Any = None, **options: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            return method(self, x, mask, **options)
+        from ..mapping import dynamo  # loads the compiler
+
+        text, arguments = dynamo.text_of(self.omega, self.settings, self.domain)
+        if name not in dynamo.CALLS or not text or splits(x, self._along(x)):
+            return dynamo.outside(method, self, x, mask, **options)
+        along, domain = self._along(x), domains.told(self.domain)
+        return dynamo.CALLS[name](text, x, self.gamma, along, mask, domain, *arguments)
+
+    return call  # type: ignore[return-value]
 
 
 class RegularizedMax(nn.Module):
@@ -97,30 +121,22 @@ class RegularizedMax(nn.Module):
             raise TypeError(f"certify must be a bool; got {certify!r}")
         self.settings = Settings(solver, tol, max_iter, on_failure, certify)
 
-    @outside_inference
+    @recorded
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Π_Ω(x), of x's shape, dtype and device."""
-        y: Tensor = self._call("mapping", self._forward, x, mask)
-        return y
-
-    def _forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         along, settings = self._along(x), self.settings
         return evaluate.mapping(self.omega, x, self.gamma, along, mask, settings, self.domain)
 
-    @outside_inference
+    @recorded
     def max(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """max_Ω(x) = max_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), of x's shape without ``dim``.
 
         Its gradient is Π_Ω(x). A row without participants gives 0.
         """
-        value: Tensor = self._call("max", self._max, x, mask)
-        return value
-
-    def _max(self, x: Tensor, mask: Tensor | None) -> Tensor:
         along, settings = self._along(x), self.settings
         return evaluate.maximum(self.omega, x, self.gamma, along, mask, settings, self.domain)
 
-    @outside_inference
+    @recorded
     def solve(
         self,
         x: Tensor,
@@ -136,10 +152,6 @@ class RegularizedMax(nn.Module):
         the solution keeps the gap, the residual and the support size of each iteration. A closed
         form ignores both.
         """
-        found: Solution = self._call("solve", self._solve, x, mask, y0, trace)
-        return found
-
-    def _solve(self, x: Tensor, mask: Tensor | None, y0: Tensor | None, trace: bool) -> Solution:
         settings = replace(self.settings, trace=Trace() if trace else None)
         given = self.omega, x, self.gamma, self._along(x), mask, settings, y0, self.domain
         return solution.solution(*given)
@@ -152,7 +164,7 @@ class RegularizedMax(nn.Module):
     def jacobian(
         self, x: Tensor, mask: Tensor | None = ..., *, dense: Literal[False]
     ) -> Jacobian: ...
-    @outside_inference
+    @recorded
     def jacobian(
         self, x: Tensor, mask: Tensor | None = None, *, dense: bool = True
     ) -> Tensor | Jacobian:
@@ -170,10 +182,6 @@ class RegularizedMax(nn.Module):
         backward, and is differentiable if x, γ or Ω requires grad. Inside ``torch.func``, use
         ``torch.func.jacrev(layer)``.
         """
-        found: Tensor | Jacobian = self._call("jacobian", self._jacobian, x, mask, dense)
-        return found
-
-    def _jacobian(self, x: Tensor, mask: Tensor | None, dense: bool) -> Tensor | Jacobian:
         x, _ = scores(dense_tensor("x", x), self._along(x))
         if self.domain is not None and self.domain.across is not None:
             raise NotImplementedError(
@@ -189,10 +197,10 @@ class RegularizedMax(nn.Module):
                 "torch.func: use torch.func.jacrev(layer) there"
             )
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        x = x.float() if x.dtype in HALF else x
+        x = x.to(computed_in(x.dtype))
         with torch.enable_grad():
             x = x.view_as(x) if keep and x.requires_grad else x.detach().requires_grad_()
-            y = self._forward(x, mask)
+            y = self.forward(x, mask)
         found = Jacobian(x, y, self._along(x), self.omega.exact, keep)
         return found.dense() if dense else found
 
@@ -205,7 +213,8 @@ class RegularizedMax(nn.Module):
                 found = sharded.explained(self.omega, x, self._along(x), self.settings)
             return Lines("\n".join([str(self), *found]))
         with torch.no_grad():
-            rows = self._rows(x, mask)
+            wide = solves(self.omega, self.settings)
+            rows = prepare(self.omega, x, self.gamma, self._along(x), mask, wide, self.domain)
             y, result = evaluate.argmax(rows, self.settings)
         omega, d = rows.omega, rows.x.shape[-1]
         lines = [
@@ -245,25 +254,6 @@ class RegularizedMax(nn.Module):
             f"Proposition 1 on the support: {groups}{type(curvature).__name__} curvature, "
             f"{source} {who(smooth)}"
         )
-
-    def _call(
-        self, what: str, plain: Callable[..., Any], x: Tensor, mask: Tensor | None, *rest: Any
-    ) -> Any:
-        """``plain(x, mask, *rest)``. In torch.compile's graph it is one call, or outside of the
-        graph if it cannot be recorded."""
-        if not torch.compiler.is_dynamo_compiling():
-            return plain(x, mask, *rest)
-        from ..mapping import dynamo  # loads the compiler
-
-        text, arguments = dynamo.text_of(self.omega, self.settings, self.domain)
-        if what not in dynamo.CALLS or not text or splits(x, self._along(x)):
-            return dynamo.outside(plain, x, mask, *rest)
-        along, domain = self._along(x), domains.told(self.domain)
-        return dynamo.CALLS[what](text, x, self.gamma, along, mask, domain, *arguments)
-
-    def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
-        wide = solves(self.omega, self.settings)
-        return prepare(self.omega, x, self.gamma, self._along(x), mask, wide, self.domain)
 
     def _along(self, x: Any) -> int:
         """The dimension of x that sums to 1."""

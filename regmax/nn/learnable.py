@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..mapping.rows import HALF
+from ..mapping.rows import computed_in
 from ..regularizers.printing import brief, called, unusual
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked
@@ -34,8 +34,8 @@ def _full(shape: Any, number: float) -> nn.Parameter:
 
 
 def _wide(a: Tensor) -> Tensor:
-    """``a`` in float32 at least: in half precision the result could reach the ends of its range."""
-    return a.float() if a.dtype in HALF else a
+    """In half precision the result could reach the ends of its range."""
+    return a.to(computed_in(a.dtype))
 
 
 def _before(number: float) -> float:
@@ -241,8 +241,7 @@ class LengthScaled(nn.Module):
             own = self.along(x).mT.unsqueeze(-1)  # (…, heads or twice as many, L, 1)
             b = b + own[..., : self.heads, :, :]
             c = None if c is None else c + own[..., self.heads :, :, :]
-        if b.dtype in HALF:
-            b, c = b.float(), None if c is None else c.float()
+        b, c = _wide(b), None if c is None else _wide(c)
         log = torch.as_tensor(n, device=b.device).clamp_min(2).to(b.dtype).log()
         g: Any = self.power if c is None else self.reach * c.tanh()
         inverse: Tensor = self.delta + nn.functional.softplus(b) * log**g

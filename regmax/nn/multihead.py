@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -262,10 +263,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if any(m.is_floating_point() for m in masks):
             dtype = torch.promote_types(query.dtype, torch.float32)
             return sum(_floating(m, dtype) for m in masks)  # type: ignore[return-value]
-        mask = None
-        for m in masks:
-            mask = ~m if mask is None else mask & ~m
-        return mask
+        return ~functools.reduce(torch.logical_or, masks) if masks else None
 
     def _temperature(self, query: Tensor, k: Tensor, mask: Tensor | None) -> Any:
         """γ; ``query`` (N, L, E)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..regularizers import arguments
 from ..regularizers.printing import brief
-from .style import INK, MARKERS, PALETTE, blank, frame, line, styled
+from .style import MARKERS, PALETTE, blank, frame, line, styled
 
 Numbers = Tensor | Sequence[Any]
 
@@ -43,7 +43,7 @@ def trajectories(
         lines[0].set_label(label)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     frame(axis)
-    figure.legend(loc="outside right upper", frameon=False)
+    figure.legend(loc="outside right upper")
     return figure
 
 
@@ -78,8 +78,8 @@ def histograms(
         axis.set(xlim=span)
         axis.yaxis.get_major_locator().set_params(integer=True, nbins=4)
         frame(axis)
-    figure.supxlabel(xlabel, color=INK, fontsize=11)
-    figure.supylabel(ylabel, color=INK, fontsize=11)
+    figure.supxlabel(xlabel, fontsize=11)
+    figure.supylabel(ylabel, fontsize=11)
     return figure
 
 
@@ -97,8 +97,8 @@ def head_densities(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
         axis.plot(_layers(axis, heads), heads.numpy(), **look)
         axis.set(ylim=(-0.03, 1.03))
         frame(axis)
-    figure.supxlabel("layer", color=INK, fontsize=11)
-    figure.supylabel("density", color=INK, fontsize=11)
+    figure.supxlabel("layer", fontsize=11)
+    figure.supylabel("density", fontsize=11)
     return figure
 
 
@@ -117,14 +117,14 @@ def diversity_by_layer(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
             layers, k = _cell(values, block, model), names.index(model)
             style = {**line(k), "linewidth": 1.5, "marker": MARKERS[k % len(MARKERS)]}
             axis.plot(_layers(axis, layers), layers.tolist(), label=model, **style)
-        axis.set_title(block, loc="left", fontsize=10.5, color=INK)
+        axis.set_title(block, loc="left", fontsize=10.5)
         axis.margins(y=0.15)
         frame(axis)
-    figure.supxlabel("layer", color=INK, fontsize=11)
-    figure.supylabel("Jensen–Shannon divergence", color=INK, fontsize=11)
+    figure.supxlabel("layer", fontsize=11)
+    figure.supylabel("Jensen–Shannon divergence", fontsize=11)
     found = {line.get_label(): line for axis in axes for line in axis.lines}
     handles = [found[name] for name in names]
-    figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    figure.legend(handles=handles, loc="outside right upper")
     return figure
 
 
@@ -139,9 +139,7 @@ def _grid(
     axes = {}
     for row, (block, by_model) in zip(grid, values.items(), strict=True):
         for model, axis in zip(models, row, strict=True):
-            axis.set_title(
-                ", ".join(filter(None, (block, model))), loc="left", fontsize=10.5, color=INK
-            )
+            axis.set_title(", ".join(filter(None, (block, model))), loc="left", fontsize=10.5)
             if model in by_model:
                 axes[block, model] = axis
             else:

@@ -161,7 +161,7 @@ def _panel(
     _words(axis.yaxis, "target", target, rows, size)
     axis.tick_params(top=False, labeltop=True, bottom=False, labelbottom=False, left=False, pad=2)
     axis.spines[:].set_visible(False)
-    axis.set_title(title, fontsize=12, color=INK, parse_math=False)
+    axis.set_title(title, parse_math=False)
     return marked
 
 
@@ -218,7 +218,7 @@ def _arrange(figure: Any, top: float, key: Sequence[Any]) -> None:
     )
     _colour_bar(bar, top)
     place = {"loc": "lower left", "bbox_to_anchor": (0.1 / width, 0.02 / height)}
-    style = {"frameon": False, "fontsize": 9, "handlelength": 1.2, "borderpad": 0.3}
+    style = {"fontsize": 9, "handlelength": 1.2, "borderpad": 0.3}
     figure.legend(handles=key, ncols=len(key) // lines, **place, **style)
 
 
@@ -237,7 +237,7 @@ def _colour_bar(axis: Any, top: float) -> None:
     bar = axis.figure.colorbar(scale, cax=axis, orientation="horizontal")
     bar.outline.set_visible(False)
     axis.tick_params(labelsize=8, length=2, pad=2)
-    axis.set_xlabel("weight", fontsize=9, labelpad=1, color=INK)
+    axis.set_xlabel("weight", fontsize=9, labelpad=1)
 
 
 def _key(clusters: bool, masked: bool) -> list[Any]:

@@ -60,7 +60,7 @@ def curves(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     found = several(omegas, 2)
     if figure is None:
         figure = blank(9, 4.1)
-        figure.suptitle(title(found, gamma), fontsize=13, color=INK)
+        figure.suptitle(title(found, gamma), fontsize=13)
     left, right = figure.subplots(1, 2)
     t = _scores(gamma)
     if len(found) == 1:
@@ -71,13 +71,13 @@ def curves(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     for name, style, top, _ in lines:
         left.plot(t.tolist(), top.tolist(), linewidth=2, label=formula(name), **style)
     left.plot(t.tolist(), t.clamp(min=0).tolist(), **_REFERENCE, label="max(t, 0)")
-    left.legend(frameon=False, loc="upper left", fontsize=11)
-    left.set_title("max$_Ω$([t, 0]), up to a constant", fontsize=12, color=INK)
+    left.legend(loc="upper left", fontsize=11)
+    left.set_title("max$_Ω$([t, 0]), up to a constant")
     left.set(xlabel="score t", xlim=(float(t[0]), float(t[-1])))
     frame(left)
     dashed = _slopes(right, lines, t, gamma)
-    right.legend(handles=dashed, frameon=False, loc="upper left", fontsize=11)
-    right.set_title("Π$_Ω$([t, 0])$_1$", fontsize=12, color=INK)
+    right.legend(handles=dashed, loc="upper left", fontsize=11)
+    right.set_title("Π$_Ω$([t, 0])$_1$")
     return figure
 
 
@@ -175,10 +175,10 @@ def mapping(
         axis, t = figure.add_subplot(grid[:, 0]), _scores(gamma)
         _slopes(axis, _temperatures(omega, gamma, t), t, gamma)
         axis.set(ylabel="weight of the first score", title="two scores, t and 0")
-        axis.legend(frameon=False, loc="upper left", fontsize=11)
+        axis.legend(loc="upper left", fontsize=11)
     axes = [figure.add_subplot(grid[k, -1]) for k in range(1 + len(rows))]
     _bars(axes, x, rows)
-    figure.suptitle(f"{formula(name)}, γ = {gamma:g}", fontsize=14, color=INK)
+    figure.suptitle(f"{formula(name)}, γ = {gamma:g}", fontsize=14)
     return figure
 
 
@@ -209,7 +209,7 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
     axes[0].plot(at[on].tolist(), x[on].tolist(), "o", color=INK, markersize=size)
     axes[0].set(ylabel="score")
     row = f"a row of {int(on.sum())} score{'s' * (int(on.sum()) != 1)}"
-    axes[0].set_title(row, loc="left", fontsize=12, color=INK)
+    axes[0].set_title(row, loc="left")
     fused = False
     for axis, (name, y, ids) in zip(axes[1:], rows, strict=True):
         colours, count = _coloured(y, ids)
@@ -221,7 +221,7 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
             axis.plot(zero, [0] * len(zero), markersize=size, clip_on=False, **circle)
         caption = f"{short(formula(name), 48)}: {int((y > 0).sum())} above 0"
         caption += f", {count} fused group{'s' * (count > 1)}" if count else ""
-        axis.set_title(caption, loc="left", fontsize=12, color=INK)
+        axis.set_title(caption, loc="left")
         axis.set(ylabel="weight", ylim=(0, 1.12 * max(float(y.max()) for _, y, _ in rows)))
     for axis in axes:
         frame(axis)
@@ -238,7 +238,7 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
         key.append(Line2D([], [], label="exactly 0", markersize=4, **circle))
     if not bool(on.all()):
         key.append(Patch(facecolor=FAINT, label="masked out"))
-    place: Any = {"loc": "outside lower right", "ncols": len(key), "frameon": False}
+    place: Any = {"loc": "outside lower right", "ncols": len(key)}
     axes[0].figure.legend(handles=key, **place)
 
 
@@ -292,7 +292,7 @@ def path(
         figure = blank(max(4 * columns, 5) + 1, 3.2 * rows + 0.4)
         others = "" if names == ["gamma"] else f", γ = {gamma:g}"
         name = _on_domain(name or label(omega), domain)
-        figure.suptitle(formula(f"{name}{others}"), fontsize=14, color=INK)
+        figure.suptitle(formula(f"{name}{others}"), fontsize=14)
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     fused = [
         _weights_over(axis, analysis.path(omega, x, one, values, gamma=gamma, domain=domain), x)
@@ -347,7 +347,7 @@ def _key(figure: Any, x: Tensor, fused: bool) -> None:
         lines = [Line2D([], [], **line(k), label=f"x$_{k + 1}$ = {s:g}") for k, s in scores]
         shown = [*lines, *shown]
     if shown:
-        figure.legend(handles=shown, loc="outside right upper", frameon=False, fontsize=11)
+        figure.legend(handles=shown, loc="outside right upper", fontsize=11)
 
 
 # -- all in one ------------------------------------------------------------------------------------
@@ -378,5 +378,5 @@ def overview(omega: Regularizer, gamma: float = 1.0, name: str = "") -> Any:
             simplex(omega, gamma, right)
         else:
             path(omega, gamma=gamma, figure=place)
-    figure.suptitle(formula(f"{name or label(omega)}, γ={gamma:g}"), fontsize=14, color=INK)
+    figure.suptitle(formula(f"{name or label(omega)}, γ={gamma:g}"), fontsize=14)
     return figure

@@ -100,4 +100,4 @@ def _key(figure: Any, names: list[str], several: bool) -> None:
     if several:
         lines.append(Line2D([], [], color=INK, linewidth=2, label="median row"))
         lines.append(Line2D([], [], color=INK, linewidth=1.2, linestyle=":", label="worst row"))
-    figure.legend(handles=lines, loc="outside lower center", ncols=len(lines), frameon=False)
+    figure.legend(handles=lines, loc="outside lower center", ncols=len(lines))

@@ -32,6 +32,7 @@ LOOK = {
     "axes.labelsize": 12,
     "axes.titlecolor": INK,
     "figure.facecolor": "none",
+    "legend.frameon": False,
     "text.color": INK,
     "xtick.color": INK,
     "xtick.labelsize": 11,

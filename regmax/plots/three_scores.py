@@ -50,7 +50,7 @@ def surface(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     alone = figure is None
     if figure is None:
         figure = blank(max(3.3 * columns, 5), 3.1 * rows + 1)
-        figure.suptitle(title(found, gamma, SECOND), fontsize=13, color=INK)
+        figure.suptitle(title(found, gamma, SECOND), fontsize=13)
     first, second = grid(gamma)
     x = torch.stack([first, second, torch.zeros_like(first)], -1)
     seen = []
@@ -59,7 +59,7 @@ def surface(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         y = weights(omega, x, gamma)
         seen.append(patterns(y))
         _draw(axis, first, second, y[..., 1], seen[-1])
-        axis.set_title(SECOND if len(found) == 1 else formula(name), fontsize=12, color=INK, y=0.98)
+        axis.set_title(SECOND if len(found) == 1 else formula(name), y=0.98)
     if alone:
         key(figure, torch.stack(seen), 3 if columns > 1 else 2)
     return figure
@@ -125,7 +125,7 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         figure = blank(3.3 * columns if rows > 1 else 7.2, 3.2 * rows + 1.3)
         figure.get_layout_engine().set(h_pad=0.14)  # inches: no panel's title reaches the figure's
         heading = f"x by the pattern of {ARGMAX}, and {ARGMAX} on the simplex"
-        figure.suptitle(title(found, gamma, heading), fontsize=13, color=INK)
+        figure.suptitle(title(found, gamma, heading), fontsize=13)
     axes = figure.subplots(rows, columns if rows > 1 else 2, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -137,9 +137,9 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         seen.append(_scores(left, omega, gamma))
         _answers(right, omega, gamma, lattice(0.2 if len(found) == 1 else 0.36))
         alone = f"scores x, by the pattern of {ARGMAX}"
-        left.set_title(formula(name) if rows > 1 else alone, fontsize=12, color=INK)
+        left.set_title(formula(name) if rows > 1 else alone)
         if rows == 1:
-            right.set_title(f"{ARGMAX} of a lattice of x, over Ω", fontsize=12, color=INK)
+            right.set_title(f"{ARGMAX} of a lattice of x, over Ω")
     key(figure, torch.stack(seen), 3)
     return figure
 
@@ -195,7 +195,7 @@ def _scores(axis: Any, omega: Regularizer, gamma: float) -> Tensor:
         )
     axis.set(xlim=(-SPAN, SPAN), ylim=(-SPAN, SPAN), aspect="equal")
     place: Any = {"transform": axis.transAxes, "ha": "center", "va": "top", "fontsize": 10.5}
-    axis.text(0.5, -0.02, "white: largest weight 0.4, 0.6, 0.8", color=INK, **place)
+    axis.text(0.5, -0.02, "white: largest weight 0.4, 0.6, 0.8", **place)
     return which
 
 
@@ -253,10 +253,5 @@ def key(figure: Any, shown: Tensor, columns: int) -> None:
 
     found = [PATTERNS[k] for k in shown.unique().tolist()]
     patches = [Patch(facecolor=colour, label=text) for text, colour in found]
-    place: Any = {
-        "loc": "outside lower center",
-        "frameon": False,
-        "fontsize": 10,
-        "columnspacing": 1,
-    }
+    place: Any = {"loc": "outside lower center", "fontsize": 10, "columnspacing": 1}
     figure.legend(handles=patches, ncols=min(columns, len(found)), **place)

@@ -11,7 +11,7 @@ whose name contains the method's name: ``check_grad`` for ``grad``. The report o
 smallest input found.
 
 The kit for solvers is ``parametrize_solver_with_checks([MySolver()])`` and
-``check_solver(MySolver())``; that for domains is ``check_domain(MyDomain())``.
+``check_solver(MySolver())``; that for domains is ``check_domain(MyDomain(), entries=6)``.
 ``regmax.crosscheck`` and its backends are here too. This chapter imports ``regmax.nn`` and the
 chapters below it.
 """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from ..regularizers.regularizer import Regularizer, checked, per_row
 from ..solvers import polish
 from .backends.base import Answer, Backend, Task
 from .backends.generic import definition, own_answer
+from .inputs import normal
 from .promise import worst
 from .report import Declared, Pair, Report
 
@@ -79,8 +80,7 @@ def crosscheck(
         raise ValueError(f"x must have at least one row; got shape {tuple(x.shape)}")
     _refuse_unanswerable(rows)
 
-    generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(rows.x.shape, generator=generator, dtype=torch.float64, device="cpu").to(rows.x)
+    v = normal(*rows.x.shape, seed=seed).to(rows.x)
     if rows.mask is not None:
         v = torch.where(rows.mask, v, 0)
     task = Task(rows.omega, rows.z.detach(), v, rows.mask, rows.bounds)
@@ -157,16 +157,6 @@ def _flat(rows: Rows) -> Rows:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Center:
-    """The best certified point of each row, and J v there from Ω's value."""
-
-    y: Tensor
-    bound: Tensor
-    vjp: Tensor
-    vjp_bound: Tensor
-
-
 def _judge(
     omega: Regularizer, rows: Rows, task: Task, answers: list[Answer], skipped: list[str]
 ) -> Report:
@@ -176,32 +166,23 @@ def _judge(
     answers = [
         replace(a, y=a.y.double(), vjp=None if a.vjp is None else a.vjp.double()) for a in answers
     ]
-    problem = Problem(definition(task.omega), task.z, task.mask, bounds=task.bounds)
+    problem = replace(wide, omega=definition(wide.omega))
     own = [_certified(problem, answer.y) for answer in answers]
-    center = _center(problem, task, answers, own)
-    reaches = [(center.y, center.bound)]
-    reaches += [(a.y, bound) for a, bound in zip(answers, own, strict=True)]
-    bounds: list[float] = []
-    vjp_bounds: list[float | None] = []
+    y, near, vjp, slack = _center(problem, task, answers, own)
+    reaches = [(y, near), *((a.y, bound) for a, bound in zip(answers, own, strict=True))]
+    judged: list[Judged] = []
     for answer, bound in zip(answers, own, strict=True):
         for other, reach in reaches:
             through = (answer.y - other).norm(dim=-1) + reach
             bound = torch.minimum(bound, _or_inf(through))
-        bounds.append(worst(bound))
-        if answer.vjp is None:
-            vjp_bounds.append(None)
-        else:
-            off = (answer.vjp - center.vjp).norm(dim=-1) + center.vjp_bound
-            vjp_bounds.append(worst(off))
-    pairs = [
-        _pair(answers[i], answers[j], (bounds[i], bounds[j]), (vjp_bounds[i], vjp_bounds[j]))
-        for i, j in itertools.combinations(range(len(answers)), 2)
-    ]
+        off = None if answer.vjp is None else worst((answer.vjp - vjp).norm(dim=-1) + slack)
+        judged.append((answer, worst(bound), off))
+    pairs = [_pair(a, b) for a, b in itertools.combinations(judged, 2)]
     return Report(
         name=str(omega),
         rows=[pair.to_dict() for pair in pairs],
         pairs=pairs,
-        declared=_declared(rows, task, problem, center.y),
+        declared=_declared(rows, task, problem, y),
         skipped=skipped,
         problems=task.z.shape[0],
         d=task.z.shape[1],
@@ -210,7 +191,7 @@ def _judge(
 
 def _certified(problem: Problem, y: Tensor) -> Tensor:
     """A bound on ‖y − y*‖: the bound of a point of D near y, plus its distance to y."""
-    near = problem.inside(y) if problem.bounds is None else problem.bounds.inside(y)
+    near = (problem.bounds or problem.domain).inside(y)
     bound = certify(problem.at(near), tested=True).error_bound
     return _or_inf(bound + (near - y).norm(dim=-1))
 
@@ -219,7 +200,10 @@ def _or_inf(t: Tensor) -> Tensor:
     return torch.where(torch.isfinite(t), t, torch.inf)
 
 
-def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]) -> _Center:
+def _center(
+    problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]
+) -> tuple[Tensor, ...]:
+    """The best certified point of each row and its bound; J v there from Ω's value, and its own."""
     points, reach = [], []
     for answer, bound in zip(answers, bounds, strict=True):
         if answer.exact_zeros:
@@ -229,11 +213,8 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
             continue
         # Newton steps on the support and ties of the rounded answer
         rough = torch.nan_to_num(answer.y).round(decimals=6).clamp_min(0)
-        total = rough.sum(-1, keepdim=True)
-        start = problem.domain.middle(task.z)
-        unit = rough / torch.where(total > 0, total, 1) if task.bounds is None else rough
-        rough = torch.where(total > 0, unit, start)
-        rough = rough if task.bounds is None else problem.inside(rough)
+        some = rough.sum(-1, keepdim=True) > 0
+        rough = problem.inside(torch.where(some, rough, problem.domain.middle(task.z)))
         with torch.no_grad():
             polished, certificate = polish(problem, rough)
         points.append(polished)
@@ -260,45 +241,40 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
         vjp = product(y)
         # the change of J v when y changes by its bound
         slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
-        highest = torch.ones_like(y)
-        if not (domain is None or isinstance(domain, Projected)):
-            highest = domain.high
-        highest = highest * (1 - torch.finfo(v.dtype).eps / 2)
         for sign in (-1, 1):
-            near = y + sign * bound.unsqueeze(-1)
-            if isinstance(domain, Projected):
-                near = near.clamp_min(0)
-            else:  # outside of D, Ω may have no curvature, or one of the wrong sign
-                near = torch.minimum(near.clamp_min(0), highest)
+            near = (y + sign * bound.unsqueeze(-1)).clamp_min(0)
+            if not isinstance(domain, Projected):
+                # outside of D, Ω may have no curvature, or one of the wrong sign
+                high = torch.ones_like(y) if domain is None else domain.high
+                near = torch.minimum(near, high * (1 - torch.finfo(v.dtype).eps / 2))
                 near = torch.where(support, near, problem.domain.settled(y, support))
             slack = slack + _or_inf((product(near) - vjp).norm(dim=-1))
-    return _Center(y, bound, vjp, slack)
+    return y, bound, vjp, slack
 
 
-def _pair(
-    a: Answer,
-    b: Answer,
-    bounds: tuple[float, float],
-    vjp_bounds: tuple[float | None, float | None],
-) -> Pair:
-    dy = worst(a.y - b.y)
-    wrong = [r.method for r, e in zip((a, b), bounds, strict=True) if not e <= r.tol]
-    apart = not worst((a.y - b.y).norm(dim=-1)) <= sum(bounds)
+Judged = tuple[Answer, float, float | None]
+"""An answer, with bounds on the errors of y and of J v."""
+
+
+def _pair(first: Judged, second: Judged) -> Pair:
+    (a, bound_a, vjp_bound_a), (b, bound_b, vjp_bound_b) = first, second
+    wrong = [answer.method for answer, bound, _ in (first, second) if not bound <= answer.tol]
+    apart = not worst((a.y - b.y).norm(dim=-1)) <= bound_a + bound_b
     dvjp = None
     if a.vjp is not None and b.vjp is not None:
         dvjp = worst(a.vjp - b.vjp)
-        for answer, bound in zip((a, b), vjp_bounds, strict=True):
+        for answer, _, bound in (first, second):
             if bound is not None and not bound <= answer.vjp_tol and answer.method not in wrong:
                 wrong.append(answer.method)
     return Pair(
         a=a.method,
         b=b.method,
-        max_dy=dy,
+        max_dy=worst(a.y - b.y),
         max_dvjp=dvjp,
-        bound_a=bounds[0],
-        bound_b=bounds[1],
-        vjp_bound_a=vjp_bounds[0],
-        vjp_bound_b=vjp_bounds[1],
+        bound_a=bound_a,
+        bound_b=bound_b,
+        vjp_bound_a=vjp_bound_a,
+        vjp_bound_b=vjp_bound_b,
         seconds_a=a.seconds,
         seconds_b=b.seconds,
         wrong=tuple(wrong),

@@ -66,8 +66,7 @@ def jacobian(s: Subject, case: Case) -> Tensor:
         (rows,) = torch.autograd.grad(y, x, torch.eye(d, dtype=x.dtype, device="cpu").repeat(n, 1))
         return rows.reshape(n, d, d)
 
-    j: Tensor = s.remember("jacobian", backward, case.x, case.gamma, case.mask)
-    return j
+    return s.remember("jacobian", backward, case.x, case.gamma, case.mask)
 
 
 @searched(exact)
@@ -148,12 +147,10 @@ def check_transforms(s: Subject, case: Case) -> None:
 
 # -- in γ and the hyperparameters ------------------------------------------------------------------
 
-Values = dict[str, Tensor]
 
-
-def parameters(s: Subject, case: Case) -> Values:
+def parameters(s: Subject, case: Case) -> dict[str, Any]:
     """γ, the hyperparameters and the floating tensors of Ω, by dotted name, in float64."""
-    found: Values = {"gamma": torch.tensor(case.gamma, dtype=torch.float64, device="cpu")}
+    found: dict[str, Any] = {"gamma": torch.tensor(case.gamma, dtype=torch.float64, device="cpu")}
     for prefix, name, owner in s.omega.declared():
         item = torch.as_tensor(getattr(owner, name), dtype=torch.float64, device=case.x.device)
         found[prefix + name] = item.detach().clone()
@@ -163,7 +160,7 @@ def parameters(s: Subject, case: Case) -> Values:
     return found
 
 
-def mapped(s: Subject, x: Tensor, mask: Tensor | None, values: Values) -> Tensor:
+def mapped(s: Subject, x: Tensor, mask: Tensor | None, values: dict[str, Any]) -> Tensor:
     """Π_Ω(x) with these values."""
     inside = {key: t for key, t in values.items() if key != "gamma"}
     omega = s.omega.with_tensors(inside)
@@ -171,7 +168,7 @@ def mapped(s: Subject, x: Tensor, mask: Tensor | None, values: Values) -> Tensor
     return y
 
 
-def inside(s: Subject, case: Case) -> Values:
+def inside(s: Subject, case: Case) -> dict[str, Any]:
     """The values, each moved a little where it is at an end of its range."""
     values = parameters(s, case)
     for prefix, name, owner in s.omega.declared():
@@ -202,28 +199,22 @@ def check_hyperparameter_gradients(s: Subject, case: Case) -> None:
 @searched(lambda s: any(True for _ in s.omega.declared()))
 def check_hyperparameters_per_row(s: Subject, case: Case) -> None:
     """A hyperparameter with one entry per row gives each row the answer for its number."""
-    slack = s.slack(case.x, case.gamma, case.mask)
-    n = len(case.x)
+    slack, values = s.slack(case.x, case.gamma, case.mask), parameters(s, case)
+    gamma, n = case.gamma, len(case.x)
     for prefix, plain, owner in s.omega.declared():
         name = prefix + plain
-        number = torch.as_tensor(getattr(owner, plain), dtype=torch.float64, device="cpu").detach()
-        holds = owner.ranges[plain][1] if plain in owner.ranges else torch.isfinite
+        number, holds = values[name], owner.ranges.get(plain, ("", torch.isfinite))[1]
         spreads = [
             number.reshape(-1)[0] * torch.linspace(1, end, n, device="cpu").double().unsqueeze(-1)
             for end in (0.95, 1.05, 1.0)
         ]
         per_row = next((t for t in spreads if bool(holds(t).all())), spreads[-1])
-
-        def answer(value: Tensor, rows: Case, name: str = name) -> Tensor:
-            omega = s.omega.with_tensors({name: value})
-            with torch.no_grad():
-                y: Tensor = layer_of(omega, rows.gamma)(rows.x, rows.mask)
-            return y
-
-        found = answer(per_row, case)
-        alone = [
-            answer(per_row[i, 0], case.rows(torch.tensor([i], device="cpu"))) for i in range(n)
-        ]
+        with torch.no_grad():
+            found = mapped(s, case.x, case.mask, {"gamma": gamma, name: per_row})
+            alone = [
+                mapped(s, row.x, row.mask, {"gamma": gamma, name: per_row[i, 0]})
+                for i, row in enumerate(case.rows([i]) for i in range(n))
+            ]
         right, how = f"Π(x) with one {name} after the other", f"that with {name} for each row"
         look = f"{s.name}, where it uses {name}"
         agree(found, torch.cat(alone), slack + 1e-12, right, how, look, **{name: per_row})

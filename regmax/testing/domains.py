@@ -1,9 +1,5 @@
-"""The conformance kit of domains: every promise of ``project`` and of what is declared beside it.
-
-from regmax.testing import check_domain
-
-check_domain(MyDomain(), entries=6)
-"""
+"""The conformance kit of domains: every promise of ``project`` and of what is declared beside
+it."""
 
 from __future__ import annotations
 

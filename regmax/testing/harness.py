@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,6 @@ from .search import Case, show, shrunk
 from .subject import Subject
 
 ExpectedFailures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
-Skip = Callable[[str], Any]
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 KINDS = kinds_of(*map(vars, (values, layout, optimum, penalties, ways, derivatives)))
@@ -27,10 +27,10 @@ GROUND = ("check_value", "check_value_convex", "check_grad", "check_curvature")
 class Check:
     """One promise: ``check(given)`` returns, or raises an AssertionError that says why not."""
 
-    def __init__(self, kind: Kind, subject: Tested, skip: Skip | None = None) -> None:
+    def __init__(self, kind: Kind, subject: Tested) -> None:
         self.name = self.__name__ = kind.name
         self.__doc__ = kind.function.__doc__
-        self._kind, self._subject, self._skip = kind, subject, skip
+        self._kind, self._subject = kind, subject
 
     def __call__(self, given: Any) -> None:
         __tracebackhide__ = True
@@ -40,12 +40,7 @@ class Check:
             warnings.simplefilter("ignore", ConvergenceWarning)
             # torch's forward mode compiles its own decompositions when it is first used
             warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated")
-            try:
-                self._run(self._subject if known else make(given))
-            except Skipped as reason:
-                if self._skip is None:
-                    raise
-                self._skip(str(reason))
+            self._run(self._subject if known else make(given))
 
     def __repr__(self) -> str:
         return self.name
@@ -115,13 +110,11 @@ class Check:
 def _raised_in(error: Exception, written: Callable[[object], bool]) -> str | None:
     """``Class.method, line`` of the innermost method in the traceback that was ``written`` by the
     author under test."""
-    found, frames = None, error.__traceback__
-    while frames is not None:
-        frame = frames.tb_frame
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
         owner = frame.f_locals.get("self")
         if owner is not None and written(owner):
-            found = f"{type(owner).__name__}.{frame.f_code.co_name}, line {frames.tb_lineno}"
-        frames = frames.tb_next
+            found = f"{type(owner).__name__}.{frame.f_code.co_name}, line {line}"
     return found
 
 
@@ -160,8 +153,8 @@ def parametrize_with_checks(
 # -- the checks of a subject -----------------------------------------------------------------------
 
 
-def checks_of(subject: Tested, kinds: Mapping[str, Kind], skip: Skip | None = None) -> list[Check]:
-    return [Check(kind, subject, skip) for kind in kinds.values() if kind.applies(subject)]
+def checks_of(subject: Tested, kinds: Mapping[str, Kind]) -> list[Check]:
+    return [Check(kind, subject) for kind in kinds.values() if kind.applies(subject)]
 
 
 def run_checks(
@@ -172,13 +165,10 @@ def run_checks(
     expected = _expected(expected_failures, given, [check.name for check in checks])
     failures: list[str] = []
     failed: list[str] = []
-    causes: dict[str, None] = {}
     left_out = 0
     for check in checks:
-        grounds = [name for name in check.rests_on if name in failed] if failed else []
-        if grounds:
+        if any(name in failed for name in check.rests_on):
             left_out += 1
-            causes |= dict.fromkeys(grounds)
             continue
         try:
             check(given)
@@ -196,9 +186,10 @@ def run_checks(
                 )
     found = len(failures)
     if left_out:
+        causes = " and ".join(name for name in GROUND if name in failed)
         failures.append(
             f"{left_out} more checks were left out: they solve with {type(given).__name__}, "
-            f"and {' and '.join(causes)} failed. Put that right first"
+            f"and {causes} failed. Put that right first"
         )
     if failures:
         plural = "check" if len(checks) == 1 else "checks"
@@ -247,10 +238,7 @@ def parametrized(
     """
     import pytest
 
-    def skip_test(reason: str) -> None:
-        pytest.skip(reason)
-
-    each = [(subject, checks_of(subject, kinds, skip_test)) for subject in subjects]
+    each = [(subject, checks_of(subject, kinds)) for subject in subjects]
     everywhere = [check.name for _, checks in each for check in checks]
     parameters = []
     for subject, checks in each:

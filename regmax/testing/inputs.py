@@ -67,24 +67,14 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
-def _scores(x: Tensor) -> Callable[[torch.dtype], Made]:
-    return lambda dtype: (x.to(dtype, copy=True), None)
-
-
-def _laid_out(view: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[torch.dtype], Made]:
-    return lambda dtype: (view(x.to(dtype, copy=True)), None)
-
-
-def _masked(x: Tensor, mask: Tensor) -> Callable[[torch.dtype], Made]:
-    return lambda dtype: (x.to(dtype, copy=True), mask.clone())
+def _scores(
+    x: Tensor, mask: Tensor | None = None, view: Callable[[Tensor], Tensor] = lambda x: x
+) -> Callable[[torch.dtype], Made]:
+    return lambda dtype: (view(x.to(dtype, copy=True)), None if mask is None else mask.clone())
 
 
 def _row(*bits: int) -> Tensor:
     return torch.tensor(bits, device="cpu").bool()
-
-
-def _column(*bits: int) -> Tensor:
-    return _row(*bits).unsqueeze(-1)
 
 
 def _with(x: Tensor, *entries: tuple[int, int, float]) -> Tensor:
@@ -208,7 +198,8 @@ def _table() -> list[HardInput]:
     ragged = torch.arange(5, device="cpu") < torch.tensor([[5], [2], [1]], device="cpu")
     found = [HardInput(f"scale {s:g}", _scores(rows * s)) for s in (1e-3, 1.0, 1e3, 1e6, 1e9)]
     found += [HardInput(f"shift {s:g}", _scores(rows + s)) for s in (1e3, -1e3, 1e6, -1e6)]
-    found += [
+    return [
+        *found,
         HardInput("ties", _scores((rows * 2).round() / 2)),
         HardInput("all equal", _scores(torch.full((2, 5), 0.7, dtype=torch.float64, device="cpu"))),
         HardInput(
@@ -227,16 +218,16 @@ def _table() -> list[HardInput]:
         HardInput("1000 entries, scale 1000", _scores(normal(2, 1000, seed=6) * 1e3)),
         HardInput("denormal", _denormal),
         HardInput("finfo.min", _lowest),
-        HardInput("non-contiguous", _laid_out(lambda x: x.t(), normal(5, 3, seed=7))),
-        HardInput("every other", _laid_out(lambda x: x[:, ::2], normal(3, 10, seed=8))),
-        HardInput("flipped", _laid_out(lambda x: x.flip(-1), rows)),
-        HardInput("expanded", _laid_out(lambda x: x.expand(4, 5), normal(1, 5, seed=9))),
-        HardInput("zero stride", _laid_out(lambda x: x.expand(3, 5), normal(3, 1, seed=10))),
-        HardInput("mask", _masked(rows, _row(1, 0, 1, 1, 0).expand(3, 5))),
-        HardInput("broadcast mask", _masked(rows, _row(0, 1, 1, 0, 1))),
-        HardInput("ragged mask", _masked(rows, ragged)),
-        HardInput("one survivor", _masked(rows, torch.eye(5, device="cpu")[:3].bool())),
-        HardInput("none survives", _masked(rows, ragged & _column(1, 0, 1))),
+        HardInput("non-contiguous", _scores(normal(5, 3, seed=7), view=lambda x: x.t())),
+        HardInput("every other", _scores(normal(3, 10, seed=8), view=lambda x: x[:, ::2])),
+        HardInput("flipped", _scores(rows, view=lambda x: x.flip(-1))),
+        HardInput("expanded", _scores(normal(1, 5, seed=9), view=lambda x: x.expand(4, 5))),
+        HardInput("zero stride", _scores(normal(3, 1, seed=10), view=lambda x: x.expand(3, 5))),
+        HardInput("mask", _scores(rows, _row(1, 0, 1, 1, 0).expand(3, 5))),
+        HardInput("broadcast mask", _scores(rows, _row(0, 1, 1, 0, 1))),
+        HardInput("ragged mask", _scores(rows, ragged)),
+        HardInput("one survivor", _scores(rows, torch.eye(5, device="cpu")[:3].bool())),
+        HardInput("none survives", _scores(rows, ragged & _row(1, 0, 1).unsqueeze(-1))),
         HardInput("-inf", _scores(_with(rows, (0, 0, -inf), (1, 2, -inf), (1, 3, -inf)))),
         HardInput("-inf everywhere", _scores(_with(rows, *((1, j, -inf) for j in range(5))))),
         HardInput("NaN", _scores(_with(rows, (1, 2, nan)))),
@@ -245,7 +236,7 @@ def _table() -> list[HardInput]:
             "NaN, +inf and -inf", _scores(_with(rows, (0, 1, nan), (0, 2, inf), (1, 4, -inf)))
         ),
         HardInput(
-            "NaN under a mask", _masked(_with(rows, (0, 4, nan), (1, 4, inf)), _row(1, 1, 1, 1, 0))
+            "NaN under a mask", _scores(_with(rows, (0, 4, nan), (1, 4, inf)), _row(1, 1, 1, 1, 0))
         ),
         *(HardInput(f"{name}, {d} entries", _valued(name, d)) for name in VALUES for d in (3, 6)),
         HardInput("1e5 entries", _scores(normal(1, 10**5, seed=11)), big=True),
@@ -253,7 +244,6 @@ def _table() -> list[HardInput]:
         HardInput("1e6 equal entries", _scores(torch.ones(1, 10**6, device="cpu")), big=True),
         HardInput("1e4 rows", _scores(normal(10**4, 32, seed=13)), big=True),
     ]
-    return found
 
 
 HARD_INPUTS: tuple[HardInput, ...] = tuple(_table())

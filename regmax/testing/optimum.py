@@ -144,9 +144,7 @@ def check_conjugate_at(s: Subject, case: Case) -> None:
 
 def _is_the_maximum(s: Subject, case: Case, method: str, declared: Callable[..., Any]) -> None:
     """``declared(x, Π_Ω(x), gamma)`` is max_Ω(x)."""
-    on = case.participants()
-    x = case.x - torch.where(on, case.x, -torch.inf).amax(-1, keepdim=True)
-    x = torch.where(on, x, 0)
+    x = s.problem(case.x, 1.0, case.mask).z
     y = s.pi(x, case.gamma, case.mask)
     expected = s.maximum(x, case.gamma, case.mask)
     for gamma in (case.gamma, torch.full_like(x[:, :1], case.gamma)):

@@ -6,6 +6,8 @@ shift of each row. The checks use directions w with Σw = 0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -19,25 +21,16 @@ from .values import points
 STEPS = (0.3, 0.02)
 
 
-def structured(s: Subject) -> bool:
-    return s.fuses
-
-
-def _penalty(s: Subject) -> tuple[Penalty, str]:
-    assert s.penalty is not None
-    return s.penalty, type(s.penalty).__name__
-
-
 def _set_function(penalty: Penalty, sets: Tensor, on: Tensor) -> Tensor:
     """F(S) = R(1_S), for sets of participants, (*batch, d) of 0 and 1."""
     return penalty.value(torch.where(on, sets, 0), on)
 
 
-@searched(structured)
+@searched(lambda s: s.fuses)
 def check_lovasz(s: Subject, case: Case) -> None:
     """lovasz = True: R(y) = Σ_k (y_[k] − y_[k+1]) F(S_k) for y ≥ 0, S_k the k largest entries and
     F(S) = R(1_S); and F(S) + F(T) ≥ F(S ∪ T) + F(S ∩ T)."""
-    penalty, name = _penalty(s)
+    penalty, name = s.penalty, type(s.penalty).__name__
     on = case.participants()
     for y in points(case):
         y = torch.where(on, y, 0)
@@ -67,14 +60,14 @@ def check_lovasz(s: Subject, case: Case) -> None:
 @searched(lambda s: s.penalty is not None)
 def check_prox(s: Subject, case: Case) -> None:
     """z = prox(v) minimises ½‖z − v‖² + step·R(z); for a Lovász extension, v − z ∈ step·∂R(z)."""
-    penalty, name = _penalty(s)
+    penalty, name = s.penalty, type(s.penalty).__name__
     v, on = case.x, case.participants()
     for step in STEPS:
         z = penalty.prox(v, step, case.mask)
         if z.shape != v.shape or z.dtype != v.dtype:
             raise Broken(f"a tensor like v: {tuple(v.shape)}", f"{z!r}", f"{name}.prox")
 
-        def objective(z: Tensor, step: float = step) -> Tensor:
+        def objective(z: Tensor, step: float = step) -> Any:
             apart = torch.where(on, z - v, 0)
             return apart.square().sum(-1) / 2 + step * penalty.value(z, case.mask)
 
@@ -101,10 +94,10 @@ def check_prox(s: Subject, case: Case) -> None:
         agree(tangent(u, on), tangent(v - z, on), near, right, how, look, z=z)
 
 
-@searched(structured)
+@searched(lambda s: s.fuses)
 def check_subgradient(s: Subject, case: Case) -> None:
     """u = subgradient(y, near, step): step·R(t) ≥ step·R(y) + ⟨u, t − y⟩ for all t and ``near``."""
-    penalty, name = _penalty(s)
+    penalty, name = s.penalty, type(s.penalty).__name__
     on = case.participants()
     for y in [*points(case), case.x, points(case)[0].round(decimals=1)]:
         for near in (case.direction(), torch.zeros_like(y)):
@@ -128,10 +121,10 @@ def check_subgradient(s: Subject, case: Case) -> None:
                             )
 
 
-@searched(structured)
+@searched(lambda s: s.fuses)
 def check_groups(s: Subject, case: Case) -> None:
     """groups(z) are ids in [0, d); entries of a group are equal; prox's Jacobian averages them."""
-    penalty, name = _penalty(s)
+    penalty, name = s.penalty, type(s.penalty).__name__
     v, d, on = case.x, case.x.shape[-1], case.participants()
     for step in STEPS:
         z = penalty.prox(v, step, case.mask)
@@ -168,7 +161,7 @@ def check_groups(s: Subject, case: Case) -> None:
             agree(found, expected, near, right, how, look, z=z, w=w)
 
 
-@searched(lambda s: structured(s) and s.omega.exact)
+@searched(lambda s: s.fuses and s.omega.exact)
 def check_fused_groups_equal(s: Subject, case: Case) -> None:
     """Entries that stay equal under small changes of the scores are equal bit for bit."""
     x, gamma, mask = case.x, case.gamma, case.mask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unittest
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,9 @@ from torch import Tensor
 from .search import Case
 
 
-class Skipped(Exception):
-    """A check cannot run: an optional package is missing, or nothing suits it."""
+class Skipped(unittest.SkipTest):
+    """A check cannot run: an optional package is missing, or nothing suits it. pytest skips the
+    test."""
 
 
 class Broken(Exception):
@@ -103,7 +105,9 @@ def searched(
     return lambda function: Kind(function.__qualname__, function, applies, which, costly)
 
 
-def fixed(applies: Callable[[Any], bool] = always) -> Callable[[Callable[[Any], None]], Kind]:
+def fixed(
+    applies: Callable[[Any], bool] = always,
+) -> Callable[[Callable[[Any], None]], Kind]:
     """A decorator: ``check_name(subject)`` is a promise with its own inputs."""
     return lambda function: Kind(function.__qualname__, function, applies)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -99,17 +98,8 @@ class Report:
 
     def to_json(self, indent: int | None = 2) -> str:
         """JSON; infinite and missing numbers are null."""
-
-        def plain(item: Any) -> Any:
-            if isinstance(item, dict):
-                return {k: plain(v) for k, v in item.items()}
-            if isinstance(item, list):
-                return [plain(v) for v in item]
-            if isinstance(item, float) and not math.isfinite(item):
-                return None
-            return item
-
-        return json.dumps(plain(self.to_dict()), indent=indent, allow_nan=False)
+        finite = json.loads(json.dumps(self.to_dict()), parse_constant=lambda _: None)
+        return json.dumps(finite, indent=indent, allow_nan=False)
 
     def table(self, width: int | None = None) -> str:
         """The report as text: a table of the methods with their certified bounds, one of their

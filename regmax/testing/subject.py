@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from .inputs import normal
 from .promise import Tested
 from .search import Case, fixed_cases, random_cases
 
+T = TypeVar("T")
 SIZES = (1, 2, 3, 5)
 MAX_ITER = 100
 """Enough for a solver that converges; check_optimality finds one that does not."""
@@ -50,8 +51,9 @@ class Subject(Tested):
         self.smooth = smooth_part(self.omega)
         self.truth = Definition(self.smooth)
         structured = self.omega if isinstance(self.omega, Penalized) else None
-        self.penalty: Penalty | None = structured.penalty if structured else None
+        self.penalty: Any = structured.penalty if structured else None
         self.lam: float | Tensor = structured.lam if structured else 0.0
+        self.has_formula = has_formula(self.omega)
         self.fuses = self.penalty is not None and self.penalty.lovasz
         self.name = type(self.omega).__name__
         self.label, self.look = f"{self.omega!r}", self.where("value")
@@ -75,11 +77,6 @@ class Subject(Tested):
                 name = "Penalized" if owner is Penalized else type(part).__name__
                 return f"{name}.{method}"
         return f"{self.name}.{method}"
-
-    @functools.cached_property
-    def has_formula(self) -> bool:  # type: ignore[override]
-        """Whether Π_Ω has a closed form, and needs no solver."""
-        return has_formula(self.omega)
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -126,8 +123,7 @@ class Subject(Tested):
                 y: Tensor = self.layer(gamma)(x, mask)
             return y
 
-        y: Tensor = self.remember("pi", answer, x, gamma, mask)
-        return y.clone()
+        return self.remember("pi", answer, x, gamma, mask).clone()
 
     def slack(self, x: Tensor, gamma: float, mask: Tensor | None, eps: float = 2e-15) -> Tensor:
         """How much two correct answers may differ, (rows, 1): the change of Π_Ω when the scores
@@ -153,17 +149,17 @@ class Subject(Tested):
             with torch.no_grad():
                 return layer_of(definition(self.omega), gamma).solve(x, mask)
 
-        found: Solution = self.remember("generic", answer, x, gamma, mask)
-        return found
+        return self.remember("generic", answer, x, gamma, mask)
 
     def remember(
-        self, what: str, answer: Callable[[], Any], x: Tensor, gamma: float, mask: Tensor | None
-    ) -> Any:
+        self, what: str, answer: Callable[[], T], x: Tensor, gamma: float, mask: Tensor | None
+    ) -> T:
         """``answer()``, computed once per input."""
         key = (what, x.dtype, gamma, *_key(x), *_key(mask))
         if key not in self._known:
             self._known[key] = answer()
-        return self._known[key]
+        found: T = self._known[key]
+        return found
 
     # -- from the value ------------------------------------------------------------------------
 

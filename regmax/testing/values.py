@@ -187,11 +187,10 @@ def _lowest(h: Tensor, support: Tensor) -> Tensor:
 def check_strong_convexity(s: Subject, case: Case) -> None:
     """∇²Ω(y) ≥ β along Δ, with β the declared strong convexity; β > 0."""
     look = s.where("strong_convexity")
-    beta = torch.as_tensor(s.omega.strong_convexity, dtype=torch.float64, device="cpu").reshape(-1)[
-        0
-    ]
-    if not bool(beta > 0):
-        raise Broken("strong_convexity > 0, or None", f"{beta.item()!r}", look)
+    declared = torch.as_tensor(s.omega.strong_convexity, dtype=torch.float64, device="cpu")
+    beta = declared.reshape(-1)[0].item()
+    if not beta > 0:
+        raise Broken("strong_convexity > 0, or None", f"{beta!r}", look)
     z = case.x - case.x.amax(-1, keepdim=True)
     for y in [*points(case), (16 * z).clamp_min(-20).softmax(-1)]:
         h = s.hessian(simplex.inward(y))
@@ -200,7 +199,7 @@ def check_strong_convexity(s: Subject, case: Case) -> None:
         if bool((least < beta * (1 - 1e-9) - noise).any()):
             i = int((least + noise).argmin())
             raise Broken(
-                f"∇²Ω(y) ≥ strong_convexity = {beta.item()!r} along Δ",
+                f"∇²Ω(y) ≥ strong_convexity = {beta!r} along Δ",
                 f"an eigenvalue {least[i].item()!r}",
                 look,
                 y=y[i],

@@ -131,15 +131,14 @@ class TestList:
 
     def test_penalties(self, capsys):
         main(["list"])
-        part = capsys.readouterr().out.split("\npenalties\n")[1].split("\n\n")[0]
+        out = capsys.readouterr().out
+        part = out.split("\npenalties\n")[1].split("\n\n")[0]
         for name in regmax.available("penalty"):
             (line,) = [ln for ln in part.splitlines() if ln.startswith(f"  {name} ")]
             assert "R(y) = Σ" in line
             assert f"regmax {regmax.__version__}" in line
         (line,) = [ln for ln in part.splitlines() if ln.startswith("  owl ")]
         assert "weights" in line
-        main(["list"])
-        out = capsys.readouterr().out
         for name in [*registry().names("solver"), *registry().names("backend")]:
             assert f"\n  {name} " in out
 

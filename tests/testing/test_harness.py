@@ -58,13 +58,6 @@ def few(monkeypatch):
     monkeypatch.setattr(harness, "KINDS", {name: harness.KINDS[name] for name in some})
 
 
-def parameters_of(decorate):
-    def function(omega, check):
-        pass
-
-    return decorate(function).pytestmark[0].args[1]
-
-
 # -- which checks ----------------------------------------------------------------------------------
 
 
@@ -196,6 +189,24 @@ def test_all_failures_are_listed(few):
     assert message.splitlines()[0] == "2 of 4 checks failed for Lying()"
 
 
+def test_what_rests_on_a_failed_check_is_left_out(monkeypatch):
+    class Off(regmax.Regularizer):
+        def value(self, y):
+            return y.square().sum(-1)
+
+        def grad(self, y):
+            return 2.02 * y
+
+    some = ("check_value", "check_grad", "check_simplex", "check_jacobian")
+    monkeypatch.setattr(harness, "KINDS", {name: harness.KINDS[name] for name in some})
+    with pytest.raises(AssertionError) as caught:
+        check_regularizer(Off())
+    first, *_, last = str(caught.value).splitlines()
+    assert first == "1 of 4 checks failed for Off()"
+    assert "2 more checks were left out" in last
+    assert "they solve with Off, and check_grad failed" in last
+
+
 # -- expected failures ----------------------------------------------------------------------------
 
 EXPECTED = {"check_grad": "off by 1 %", "check_strong_convexity": "too bold"}
@@ -234,16 +245,26 @@ def test_a_wrong_waiver_is_refused():
             waive(Right(), ["check_grad"])
 
 
-def test_a_missing_package_is_no_failure(monkeypatch, few):
+def test_a_missing_package_is_no_failure(monkeypatch, few, pytester):
     omega = regmax.regularizer("gini")
     monkeypatch.setitem(sys.modules, "cvxpy", None)
     with pytest.raises(Skipped, match="needs cvxpy"):
         check_named(omega, "check_as_cvxpy")(omega)
     assert check_regularizer(omega) is None
-    parameters = [p.values for p in parameters_of(parametrize_with_checks([omega]))]
-    (check,) = [check for _, check in parameters if check.name == "check_as_cvxpy"]
-    with pytest.raises(pytest.skip.Exception, match="needs cvxpy"):
-        check(omega)
+    pytester.makepyfile(
+        """
+        import regmax
+        from regmax.testing import parametrize_with_checks
+
+        @parametrize_with_checks([regmax.regularizer("gini")])
+        def test_mine(omega, check):
+            if check.name == "check_as_cvxpy":
+                check(omega)
+        """
+    )
+    result = pytester.runpytest("-rs", "-p", "no:cacheprovider")
+    result.stdout.fnmatch_lines(["SKIPPED*check_as_cvxpy needs cvxpy: pip install*"])
+    result.assert_outcomes(passed=len(names(omega)) - 1, skipped=1)
 
 
 # -- under pytest ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,13 +51,10 @@ class Conic(Backend):
         return lacks_program(omega)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> AbstractContextManager[Any]:
     """Suppress cvxpy's warnings. Powers become second-order cones, which is exact for rational
     exponents. The certificate judges inaccurate solutions."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    return warnings.catch_warnings(action="ignore")
 
 
 def program(
