@@ -100,7 +100,7 @@ def span(omega: Regularizer, over: str, x: Tensor, gamma: float) -> tuple[Tensor
     """Accepted values of γ or of a hyperparameter, evenly spaced on a logarithmic axis, and the
     present value."""
     if over == "gamma":
-        on = x[x > -torch.inf].detach().double()
+        on = x[x.abs() < torch.inf].detach().double()
         wide = max(float(on.max() - on.min()), 1e-3) if len(on) else 1.0
         return _even(min(0.03 * wide, gamma / 2), max(10 * wide, 2 * gamma)), gamma
     owner = next(o for prefix, key, o in omega.declared() if prefix + key == over)
@@ -209,6 +209,10 @@ def sweep(
     values and for a value out of range.
     """
     rows_of(x, -1, mask, "x")
+    if domain is not None and domain.across is not None:
+        raise NotImplementedError(
+            f"analysis.sweep measures rows, and domain= of plans has none; got {domain!r}"
+        )
     x = x.float() if x.dtype in HALF else x
     names = varied(omega, list(over))
     grid = [[float(value) for value in over[name]] for name in names]
@@ -231,7 +235,8 @@ def _measured(layer: RegularizedMax, x: Tensor, mask: Tensor | None) -> dict[str
     y = solution.y.detach()
     on = _on(x, mask)
     real = rows_of(y, -1, on)[1].any(-1)
-    jacobian = Jacobian(at, solution.y, -1, layer.omega.exact, keep=False)
+    whole = layer.domain is not None and layer.domain.projects
+    jacobian = Jacobian(at, solution.y, -1, layer.omega.exact, False, whole)
 
     def mean(items: Tensor) -> float:
         items = torch.where(y.isnan().any(-1), torch.nan, items.double())

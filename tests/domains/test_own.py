@@ -199,6 +199,16 @@ def test_entries_below_0_from_a_start_inside_of_the_domain(domain, gamma):
     assert solution.converged.all()
 
 
+def test_norms_of_the_jacobian_count_entries_that_are_not_above_0():
+    x = torch.tensor([[0.2, -0.1, 0.0], [2.0, -3.0, -1.0], [-1.0, -2.0, 0.0]], dtype=F64)
+    layer = regmax.RegularizedMax(OMEGAS["gini"], domain=Ball())
+    j, dense = layer.jacobian(x, dense=False), layer.jacobian(x)
+    torch.testing.assert_close(j.norm(), torch.linalg.matrix_norm(dense, 2))
+    torch.testing.assert_close(j.norm("frobenius"), torch.linalg.matrix_norm(dense))
+    table = regmax.analysis.sweep(OMEGAS["gini"], x, {"gamma": [1.0]}, domain=Ball()).to_dict()
+    assert table["sensitivity"] == pytest.approx([j.norm().mean().item()])
+
+
 @pytest.mark.parametrize("gamma", [1.0, 0.01])
 def test_a_point_next_to_0_is_in_the_domain_but_for_rounding(gamma):
     a = torch.tensor([1.5409961082440433], dtype=F64)
