@@ -103,7 +103,7 @@ def span(omega: Regularizer, over: str, x: Tensor, gamma: float) -> tuple[Tensor
     """Accepted values of γ or of a hyperparameter, evenly spaced on a logarithmic axis, and the
     present value."""
     if over == "gamma":
-        on = x[x > -torch.inf].detach().double()
+        on = x[x.abs() < torch.inf].detach().double()
         wide = max(float(on.max() - on.min()), 1e-3) if len(on) else 1.0
         return _even(min(0.03 * wide, gamma / 2), max(10 * wide, 2 * gamma)), gamma
     owner = next(o for prefix, key, o in omega.declared() if prefix + key == over)
@@ -215,6 +215,10 @@ def sweep(
     x = x.to(computed_in(x.dtype))
     if not isinstance(over, Mapping):
         raise TypeError(f"over must be a dict of names and their values; got {brief(over)}")
+    if domain is not None and domain.across is not None:
+        raise NotImplementedError(
+            f"analysis.sweep measures rows, and domain= of plans has none; got {domain!r}"
+        )
     names = varied(omega, over)
     grid = [arguments.table(f"over[{n!r}]", over[n]).reshape(-1).tolist() for n in names]
     for name, values in zip(names, grid, strict=True):
@@ -236,7 +240,8 @@ def _measured(layer: RegularizedMax, x: Tensor, mask: Tensor | None) -> dict[str
     y = solution.y.detach()
     on = _on(x, mask)
     real = rows_of(y, -1, on)[1].any(-1)
-    jacobian = Jacobian(at, solution.y, -1, layer.omega.exact, keep=False)
+    whole = layer.domain is not None and layer.domain.projects
+    jacobian = Jacobian(at, solution.y, -1, layer.omega.exact, False, whole)
 
     def mean(items: Tensor) -> float:
         items = torch.where(y.isnan().any(-1), torch.nan, items.double())

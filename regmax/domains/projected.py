@@ -83,7 +83,10 @@ class Projected(Region):
 
     def off(self, y: Tensor) -> Tensor:
         beyond = (y - self.nearest(y)).abs()
-        far: Tensor = torch.where(beyond > 1e-6 * y.abs().amax(-1, keepdim=True), beyond, 0)
+        # an entry that is 0 has the rounding of the scores
+        scores = torch.nan_to_num(self.like, 0, 0, 0).reshape(y.shape)
+        size = torch.maximum(y.abs(), 1e-6 * scores.abs()).amax(-1, keepdim=True)
+        far: Tensor = torch.where(beyond > 1e-6 * size, beyond, 0)
         return far
 
     def excess(self, y: Tensor) -> Tensor:

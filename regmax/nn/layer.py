@@ -201,7 +201,8 @@ class RegularizedMax(nn.Module):
         with torch.enable_grad():
             x = x.view_as(x) if keep and x.requires_grad else x.detach().requires_grad_()
             y = self.forward(x, mask)
-        found = Jacobian(x, y, self._along(x), self.omega.exact, keep)
+        whole = self.domain is not None and self.domain.projects
+        found = Jacobian(x, y, self._along(x), self.omega.exact, keep, whole)
         return found.dense() if dense else found
 
     @outside_inference

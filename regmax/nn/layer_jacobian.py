@@ -27,8 +27,12 @@ class Jacobian:
     precision).
     """
 
-    def __init__(self, x: Tensor, y: Tensor, dim: int, symmetric: bool, keep: bool) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, dim: int, symmetric: bool, keep: bool, whole: bool = False
+    ) -> None:
+        """``whole``: entries that are 0 may move too, as on a domain known by its projection."""
         self._x, self.y, self._dim, self._symmetric, self._keep = x, y, dim, symmetric, keep
+        self._whole = whole
 
     @property
     def shape(self) -> torch.Size:
@@ -77,7 +81,7 @@ class Jacobian:
         """
         if kind not in NORMS:
             raise ValueError(f"kind must be one of {', '.join(map(repr, NORMS))}; got {kind!r}")
-        support = self.y.detach().movedim(self._dim, -1) > 0
+        support = (self.y.detach().movedim(self._dim, -1) != 0) | self._whole
         most = int(support.sum(-1).max()) if self._symmetric and support.numel() else self.shape[-1]
         order = support.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
         block = self._block(order[..., : max(most, 1)])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..domains import Projected, unconstrained
 from ..kernels.rowwise import matvec
+from ..regularizers.cholesky import least_eigenvalue
 from ..regularizers.penalty import Penalized
 from .problem import Point, Problem
 from .solution import TRUSTED, Certificate
@@ -119,11 +120,9 @@ def _least(at: Point, h: Tensor, v: Tensor) -> Tensor:
         diagonal = each.diagonal(dim1=-2, dim2=-1)
         scale = (cap / torch.maximum(diagonal, cap)).sqrt().unsqueeze(-1)
         along = torch.where(moves, scale * z, 0)
-        inner = along.mT @ each @ along
-        beyond = inner.abs().sum(-1).amax(-1, keepdim=True) + 1
-        inner = inner + torch.diag_embed(torch.where(moves.squeeze(-2), 0, beyond))
-        found = torch.linalg.eigvalsh(inner)[..., 0]
-        least = torch.minimum(least, torch.where(moves.any(-1).squeeze(-1), found, torch.inf))
+        inner, part = along.mT @ each @ along, moves.squeeze(-2)
+        found = least_eigenvalue(inner, torch.zeros_like(at.y), part)
+        least = torch.minimum(least, torch.where(part.any(-1), found, torch.inf))
     return least
 
 

@@ -55,7 +55,9 @@ def augmented(problem: Problem, max_iter: int) -> tuple[Tensor, Tensor]:
             break
 
     v = answer + STEP / h * torch.where(on, problem.slope(answer), 0)
-    return domain.nearest(v), iterations
+    found = domain.nearest(v)
+    finite = torch.isfinite(problem.objective(found)).unsqueeze(-1)
+    return torch.where(finite, found, domain.nearest(answer)), iterations
 
 
 def _lowest(problem: Problem, p: Tensor) -> Tensor:
@@ -72,8 +74,8 @@ def _descended(
     assert isinstance(domain, Projected)
     at, v = problem.at(y), y + eta * n
     p, a = projected(domain, v)
-    low = _lowest(problem, p)
     g = torch.where(on, at.slope - (v - p) / eta, 0)
+    low = _lowest(problem, torch.minimum(p, domain.nearest(y + g / h)))  # v may be inside of D
     free = on & ((y > low) | (g > 0))
     g = torch.where(free, g, 0)
     eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
@@ -114,7 +116,7 @@ def _newton(problem: Problem, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Ten
     domain, on, eta = problem.bounds, problem.participants(), STEP / h
     assert isinstance(domain, Projected)
     done = torch.zeros_like(y[..., :1], dtype=torch.bool)
-    spent = torch.zeros_like(done, dtype=torch.int64)
+    spent, last = torch.zeros_like(done, dtype=torch.int64), torch.full_like(y[..., :1], torch.inf)
     for _ in range(NEWTON):
         at = problem.at(y)
         r = torch.where(on, at.slope, 0)
@@ -123,10 +125,13 @@ def _newton(problem: Problem, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Ten
         step = torch.nan_to_num((inverse @ (p - y).unsqueeze(-1)).squeeze(-1))
         size = y.norm(dim=-1, keepdim=True) + eta * r.norm(dim=-1, keepdim=True)
         off, left = (p - y).norm(dim=-1, keepdim=True), step.norm(dim=-1, keepdim=True)
-        ends = (off <= EXACT * size) & (left <= EXACT * size / STEP)
-        spent = spent + ~done
+        # next to a y with a slope of 1e40, the step that leaves it is rounding
+        small = EXACT * torch.minimum(size, last)
+        ends = (off <= small) & (left <= small / STEP) & (size < torch.inf)
+        spent, last = spent + ~done, size
         new = torch.maximum(y + step, _lowest(problem, p))
         new = torch.where((y == 0) & (p > 0), p, new)  # its curvature there may be infinite
+        new = torch.where(torch.isfinite(new).all(-1, keepdim=True), new, y)
         y, done = torch.where(done, y, new), done | ends
         if decisions.all_of(done):
             break

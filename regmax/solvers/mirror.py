@@ -51,8 +51,10 @@ class _Separable:
         b = torch.where(seen & (b < 1), b, 1)
         log = (b.abs() < max(1e-5, 4 * t)) | (problem.infinite_slope & (b > 0))
         b = torch.where(on, torch.where(log, LOG, b), 1)
-        a = -more * b / (t ** (2 * b) * torch.expm1(2 * b * math.log(t)))
-        bent = middle ** (1 - b) * magnitude(problem.curvature(middle), torch.ones_like(middle))
+        double = 2 * b * math.log(t)
+        a = -more * b / (double.exp() * torch.expm1(double))
+        bent = magnitude(problem.curvature(middle), torch.ones_like(middle))
+        bent = torch.xlogy(1 - b, middle).exp() * bent  # ``**`` rounds by the place in the batch
         a = torch.where(b > 0, torch.maximum(torch.where(b < 1, a, 0), bent), a)
         fits = (a > 0) & (a < torch.inf)
         self.known = (fits | ~on).all(-1)
@@ -76,7 +78,7 @@ class _Separable:
         return self._a * torch.expm1(self._b * y.log()) / self._b
 
     def second(self, y: Tensor) -> Tensor:
-        return self._a * y ** (self._b - 1)
+        return self._a * ((self._b - 1) * y.log()).exp()
 
     def best(self, scores: Tensor) -> Tensor:
         """Π_e."""

@@ -110,3 +110,19 @@ def test_paths_and_sweeps_on_a_domain():
     table = analysis.sweep(omega, x, {"gamma": [0.01]}, domain=domain).to_dict()
     assert table["support"] == [3.0]  # 0.7, 0.7 and 0.6
     assert table["error"][0] <= 1e-8
+
+
+def test_a_sweep_refuses_plans():
+    with pytest.raises(NotImplementedError, match="plans"):
+        analysis.sweep(
+            regmax.regularizer("entropy"), drawn(3, 4), {"gamma": [1.0]}, domain=regmax.Transport()
+        )
+
+
+def test_a_path_over_gamma_of_a_row_with_an_infinite_score():
+    x = torch.tensor([[1.0, torch.inf, 0.0], [1.0, 0.5, 0.0]], dtype=torch.float64)
+    found = analysis.path(regmax.regularizer("gini"), x, "gamma")
+    assert found.y[:, 0].isnan().all()
+    assert torch.equal(
+        found.y[:, 1], analysis.path(regmax.regularizer("gini"), x[1:], "gamma").y[:, 0]
+    )

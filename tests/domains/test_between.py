@@ -245,6 +245,33 @@ def test_an_omega_by_its_value_agrees_with_its_inverse_in_pytorch(name, kind):
             assert solution.path.startswith("kernel from the value"), (values, d, solution)
 
 
+@pytest.mark.parametrize("kind", ["box", "at most by row", "total"])
+def test_rows_of_a_value_have_the_same_bits_alone(kind):
+    """By its kernel, whose steps end where all entries are done, and coupled, by the solver."""
+    values = {
+        "separable": lambda y: (torch.xlogy(y, y) + y * y).sum(-1),
+        "coupled": lambda y: (y * y.sqrt()).sum(-1).square() + y.square().sum(-1),
+    }
+    for name, value in values.items():
+        omega = omega_of(value)
+        for d in (6, 9):
+            generator = torch.Generator().manual_seed(d)
+            x = torch.randn(16, d, generator=generator, dtype=F64)
+            high = torch.rand(d, generator=generator, dtype=F64)
+            share = torch.rand(16, 1, generator=generator, dtype=F64) * high.sum()
+
+            def mapping(rows, omega=omega, x=x, high=high, share=share):
+                domain = {
+                    "box": Box(0.0, high),
+                    "at most by row": AtMost(share[rows], high),
+                    "total": Simplex(share[rows], 0.0, high),
+                }[kind]
+                return RegularizedMax(omega, gamma=0.1, domain=domain)(x[rows])
+
+            each = torch.cat([mapping([r]) for r in range(len(x))])
+            assert torch.equal(mapping(slice(None)), each), (name, d)
+
+
 @pytest.mark.parametrize("name", FREE)
 def test_entries_next_to_0_and_at_bounds_are_exact(name):
     """Against bisection in numbers of 64 bits or more."""

@@ -177,6 +177,58 @@ def test_losses_and_attention():
     assert radius.grad.abs() > 0
 
 
+class Plane(regmax.Domain):
+    """{⟨a, y⟩ = b}; everything for a = 0."""
+
+    arguments = ("a", "b")
+
+    def __init__(self, a, b):
+        super().__init__()
+        self.a, self.b = a, b
+
+    def project(self, v, mask):
+        size = (self.a * self.a).sum(-1, keepdim=True).clamp_min(1e-300)
+        return v - ((self.a * v).sum(-1, keepdim=True) - self.b) / size * self.a
+
+
+@pytest.mark.parametrize(
+    "domain", [Plane(0 * A[:2], 0.0), Ball(torch.tensor([0.3, -0.2], dtype=F64), 12.0)]
+)
+@pytest.mark.parametrize("gamma", [1.0, 0.01, 0.003])
+def test_entries_below_0_from_a_start_inside_of_the_domain(domain, gamma):
+    """Where Ω rises like an exponential, Newton's first steps lead as far as its slope goes."""
+    omega = omega_of(lambda y: y.cosh().sum(-1))
+    x = torch.tensor([[1.0, -0.5], [-0.3, 0.7], [-1.0, -1.0]], dtype=F64)
+    solution = regmax.RegularizedMax(omega, gamma=gamma, domain=domain).solve(x)
+    torch.testing.assert_close(solution.y, (x / gamma).asinh(), rtol=1e-9, atol=1e-9)
+    assert solution.converged.all()
+
+
+def test_norms_of_the_jacobian_count_entries_that_are_not_above_0():
+    x = torch.tensor([[0.2, -0.1, 0.0], [2.0, -3.0, -1.0], [-1.0, -2.0, 0.0]], dtype=F64)
+    layer = regmax.RegularizedMax(OMEGAS["gini"], domain=Ball())
+    j, dense = layer.jacobian(x, dense=False), layer.jacobian(x)
+    torch.testing.assert_close(j.norm(), torch.linalg.matrix_norm(dense, 2))
+    torch.testing.assert_close(j.norm("frobenius"), torch.linalg.matrix_norm(dense))
+    table = regmax.analysis.sweep(OMEGAS["gini"], x, {"gamma": [1.0]}, domain=Ball()).to_dict()
+    assert table["sensitivity"] == pytest.approx([j.norm().mean().item()])
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.01])
+def test_a_point_next_to_0_is_in_the_domain_but_for_rounding(gamma):
+    a = torch.tensor([1.5409961082440433], dtype=F64)
+    layer = regmax.RegularizedMax(OMEGAS["gini"], gamma=gamma, domain=Plane(a, 0.0))
+    x = torch.linspace(-2, 2, 40, dtype=F64).unsqueeze(-1)
+    assert (layer.solve(x).y.abs() <= 1e-12).all()
+
+
+def test_a_curvature_that_overflows_along_the_domain_is_not_certified():
+    domain = Plane(torch.tensor([1.0, 0.5, -0.3], dtype=F64), torch.tensor(700.0, dtype=F64))
+    omega = omega_of(lambda y: y.cosh().sum(-1))
+    layer = regmax.RegularizedMax(omega, gamma=10.0, domain=domain, on_failure="ignore")
+    assert not layer.solve(torch.zeros(1, 3, dtype=F64)).converged.any()
+
+
 def test_an_infinite_slope_in_some_entries_is_taken():
     half = omega_of(lambda y: torch.xlogy(y, y)[..., :3].sum(-1) + y.square().sum(-1) / 2)
     generator = torch.Generator().manual_seed(0)

@@ -35,6 +35,7 @@ def inverse(slopes: Function, numbers: Tensor, u: Tensor, least: float) -> Tenso
     first, last = slopes_of(slopes, numbers, ends.exp())[0]
     low, high = ends[0].expand_as(u), ends[1].expand_as(u)
     s, zero, most = (low + high) / 2, u <= first, u >= last
+    done = zero | most
     for k in range(STEPS):
         y = s.exp()
         g, h, c = slopes_of(slopes, numbers, y)
@@ -48,8 +49,10 @@ def inverse(slopes: Function, numbers: Tensor, u: Tensor, least: float) -> Tenso
         near = s + torch.log1p(b * w) / b
         close = (near - s).abs() <= CLOSE
         inside = close | (near > low) & (near < high)
-        s = torch.where(inside, near, (low + high) / 2)
-        if bool((close | zero | most).all()):
+        # an entry that is done stays as it is, whatever the others
+        s = torch.where(done, s, torch.where(inside, near, (low + high) / 2))
+        done = done | close
+        if bool(done.all()):
             break
     return torch.where(zero, 0, torch.where(most, ends[1], s).exp())
 
