@@ -36,8 +36,12 @@ def task(job: Any) -> None:
         carray(memory.octets(job[_ARRAYS + 3]), (count, d)),
         _reals(job, 4, m),
         (_whole(job, 5, m), _whole(job, 6, m)),
-        (_whole(job, 7, d + 1), _whole(job, 8, 2 * m), _whole(job, 9, 2 * m)),
-        _reals(job, 10, 2 * m),
+        (
+            _whole(job, 7, d + 1),
+            _whole(job, 8, 2 * m),
+            _whole(job, 9, 2 * m),
+            _reals(job, 10, 2 * m),
+        ),
         _reals(job, 11, (count, d)),
         _whole(job, 12, (count, d)),
     )

@@ -26,18 +26,10 @@ PATIENCE = 4
 
 @njit
 def _distances(
-    nodes: Any,
-    x: Any,
-    cap: Any,
-    f: Any,
-    arcs: Any,
-    way: Any,
-    label: Any,
-    distance: Any,
-    queue: Any,
+    nodes: Any, x: Any, cap: Any, f: Any, arcs: Any, label: Any, distance: Any, queue: Any
 ) -> None:
     """The number of residual arcs from each node of a set to a deficit; the set's size if none."""
-    start, to, edge = arcs
+    start, to, edge, way = arcs
     own, n = label[nodes[0]], len(nodes)
     last = 0
     for i in nodes:
@@ -62,28 +54,20 @@ def _distances(
 
 @njit
 def route(
-    nodes: Any,
-    x: Any,
-    tol: float,
-    cap: Any,
-    f: Any,
-    arcs: Any,
-    way: Any,
-    label: Any,
-    ints: Any,
+    nodes: Any, x: Any, tol: float, cap: Any, f: Any, arcs: Any, label: Any, ints: Any
 ) -> None:
     """Push until no excess can reach a deficit; x and f are changed in place.
 
     ``nodes`` are those of one label; ``ints`` is scratch, four rows of the number of nodes.
     """
-    start, to, edge = arcs
+    start, to, edge, way = arcs
     distance, current, queue, queued = ints[0], ints[1], ints[2], ints[3]
     own, n = label[nodes[0]], len(nodes)
     # ends: after exact distances some node pushes, and there is a bound on the number of pushes:
     # each empties a node or fills an arc exactly, and distances, at most n, never decrease
     # (Goldberg & Tarjan 1988)
     while True:
-        _distances(nodes, x, cap, f, arcs, way, label, distance, queue)
+        _distances(nodes, x, cap, f, arcs, label, distance, queue)
         count = 0
         for i in nodes:
             current[i] = start[i]
@@ -141,20 +125,11 @@ def route(
 
 @njit
 def beyond(
-    nodes: Any,
-    x: Any,
-    tol: float,
-    cap: Any,
-    f: Any,
-    arcs: Any,
-    way: Any,
-    label: Any,
-    side: Any,
-    queue: Any,
+    nodes: Any, x: Any, tol: float, cap: Any, f: Any, arcs: Any, label: Any, side: Any, queue: Any
 ) -> int:
     """side_i = 1 if node i can be reached from remaining excess, else 0: a minimum cut. Returns the
     number of nodes with side 1."""
-    start, to, edge = arcs
+    start, to, edge, way = arcs
     own = label[nodes[0]]
     last = 0
     for i in nodes:

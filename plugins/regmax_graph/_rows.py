@@ -27,17 +27,17 @@ def scratch(d: int, m: int) -> Any:
 def do_rows(asked: int, first: int, last: int, masked: bool, arrays: Any, s: Any) -> None:
     """Write out[r] or ids[r] for the rows first … last − 1.
 
-    ``arrays``: v, near, step (R,), mask, weights, ends, arcs, way, out and ids; rows are (R, d).
+    ``arrays``: v, near, step (R,), mask, weights, ends, arcs, out and ids; rows are (R, d).
     Those that the operation ``asked`` does not need are not read.
     """
-    v, near, step, mask, weights, ends, arcs, way, out, ids = arrays
+    v, near, step, mask, weights, ends, arcs, out, ids = arrays
     label = s[3][9]
     for r in range(first, last):
         for i in range(v.shape[1]):
             label[i] = -1 if masked and mask[r, i] == 0 else 0
         if asked == PROX:
-            prox_row(v[r], step[r], weights, ends, arcs, way, label, out[r], s)
+            prox_row(v[r], step[r], weights, ends, arcs, label, out[r], s)
         elif asked == SUBGRADIENT:
-            subgradient_row(v[r], near[r], step[r], weights, ends, arcs, way, label, out[r], s)
+            subgradient_row(v[r], near[r], step[r], weights, ends, arcs, label, out[r], s)
         else:
             groups_row(v[r], weights, arcs, label, ids[r], s[3])

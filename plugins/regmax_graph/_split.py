@@ -49,7 +49,7 @@ def _parts(
     Each component gets a label, from ``fresh`` on, and is pushed on the stack of sets. Returns the
     stack's new height and the next label.
     """
-    start, to, edge = arcs
+    start, to, edge, _ = arcs
     own = label[order[first]]
     for k in range(first, last):
         copy[k] = order[k]
@@ -97,13 +97,13 @@ def _centred(nodes: Any, x: Any) -> float:
 
 
 @njit
-def split(v: Any, cap: Any, arcs: Any, way: Any, label: Any, f: Any, floats: Any, ints: Any) -> int:
+def split(v: Any, cap: Any, arcs: Any, label: Any, f: Any, floats: Any, ints: Any) -> int:
     """Label the groups of the nodes with label 0 (others have −1), and find their flow f.
 
     Edges of capacity 0 are ignored. Returns a number above all labels, at most twice that of nodes.
     ``floats`` and ``ints`` are scratch: rows of the number of nodes, 1 and 9 of them.
     """
-    start, _, edge = arcs
+    start, _, edge, way = arcs
     x = floats[0]
     order, side, copy, sets = ints[4], ints[5], ints[6], ints[7:9]
     n = 0
@@ -133,8 +133,8 @@ def split(v: Any, cap: Any, arcs: Any, way: Any, label: Any, f: Any, floats: Any
                 size += abs(f[edge[a]])
             scale = max(scale, size)
         tol = SLACK * (scale + _centred(nodes, x))
-        route(nodes, x, tol, cap, f, arcs, way, label, ints)
-        inside = beyond(nodes, x, tol, cap, f, arcs, way, label, side, copy)
+        route(nodes, x, tol, cap, f, arcs, label, ints)
+        inside = beyond(nodes, x, tol, cap, f, arcs, label, side, copy)
         if 0 < inside < last - first:
             top, fresh = _parts(order, first, last, side, cap, arcs, label, copy, sets, top, fresh)
     return fresh
@@ -215,7 +215,7 @@ def capacities(
 
 @njit
 def prox_row(
-    v: Any, step: float, weights: Any, ends: Any, arcs: Any, way: Any, label: Any, out: Any, s: Any
+    v: Any, step: float, weights: Any, ends: Any, arcs: Any, label: Any, out: Any, s: Any
 ) -> None:
     """out = the prox of step·R at v on the nodes with label 0; 0 on the others (label −1)."""
     floats, edges, sums, ints, sizes = s
@@ -234,22 +234,13 @@ def prox_row(
     if not usable:
         return
     capacities(shifted, step, weights, ends, label, v, False, cap)
-    count = split(shifted, cap, arcs, way, label, f, floats, ints)
+    count = split(shifted, cap, arcs, label, f, floats, ints)
     values(v, cap, f, ends, label, count, sums, sizes, out)
 
 
 @njit
 def subgradient_row(
-    y: Any,
-    near: Any,
-    step: float,
-    weights: Any,
-    ends: Any,
-    arcs: Any,
-    way: Any,
-    label: Any,
-    out: Any,
-    s: Any,
+    y: Any, near: Any, step: float, weights: Any, ends: Any, arcs: Any, label: Any, out: Any, s: Any
 ) -> None:
     """out = the element of step·∂R(y) nearest to ``near``: out_i = Σ_e ±t_e, |t_e| ≤ step·w_e.
 
@@ -270,7 +261,7 @@ def subgradient_row(
             rest[i] -= t[e]
             rest[j] += t[e]
     capacities(rest, step, weights, ends, label, y, True, cap)
-    split(rest, cap, arcs, way, label, f, floats, ints)
+    split(rest, cap, arcs, label, f, floats, ints)
     for e in range(len(cap)):
         t[e] += max(-cap[e], min(f[e], cap[e]))
         out[tails[e]] += t[e]

@@ -80,24 +80,17 @@ class Graph:
         return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
 
     @cached_property
-    def _leaving(self) -> tuple[Any, Any]:
-        """The arcs by the node that they leave: first all from tails, then all from heads."""
+    def arcs(self) -> tuple[Any, Any, Any, Any]:
+        """The arcs by the node that they leave, first all from tails, then all from heads: where
+        those of a node begin, their other ends, their edges, and 1 from tails, −1 from heads."""
         tails, heads = self.ends
         leaves = np.concatenate([tails, heads])
         order = np.argsort(leaves, kind="stable")
         counts = np.cumsum(np.bincount(leaves, minlength=self.d))
         start = np.concatenate([[0], counts]).astype(np.int64)
         to = np.concatenate([heads, tails])[order]
-        arcs = start, to, np.ascontiguousarray(order % max(self.m, 1))
-        return arcs, np.where(order < self.m, 1.0, -1.0)
-
-    @property
-    def arcs(self) -> Any:
-        return self._leaving[0]
-
-    @property
-    def way(self) -> Any:
-        return self._leaving[1]
+        edges = np.ascontiguousarray(order % max(self.m, 1))
+        return start, to, edges, np.where(order < self.m, 1.0, -1.0)
 
     def __repr__(self) -> str:
         return f"Graph({self.d} nodes, {self.m} edges)"
@@ -166,7 +159,6 @@ class Graph:
             np.ascontiguousarray(weights.detach().to("cpu", torch.float64).numpy()),
             *self.ends,
             *self.arcs,
-            self.way,
             out,
             ids,
         )
@@ -197,9 +189,9 @@ def _uncompiled(
     asked: int, masked: bool, shape: tuple[int, int, int], arrays: tuple[Any, ...]
 ) -> None:
     count, d, m = shape
-    v, near, step, on, weights, tails, heads, *arcs, way, out, ids = arrays
+    v, near, step, on, weights, tails, heads, *arcs, out, ids = arrays
     from ._rows import do_rows, scratch  # loads numba
 
-    given = v, near, step, on, weights, (tails, heads), tuple(arcs), way, out, ids
+    given = v, near, step, on, weights, (tails, heads), tuple(arcs), out, ids
     with np.errstate(all="ignore"):
         do_rows(asked, 0, count, masked, given, scratch(d, m))

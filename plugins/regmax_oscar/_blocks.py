@@ -19,21 +19,15 @@ LONG = 128
 
 @njit
 def push(
-    total: float,
-    size: float,
-    first: float,
-    t: float,
-    mu: float,
-    count: int,
-    sums: Any,
-    sizes: Any,
-    value: Any,
+    total: float, size: float, first: float, t: float, mu: float, count: int, blocks: Any
 ) -> int:
     """Push a block of value t, sum ``total`` and highest rank ``first`` on the stack of ``count``
     blocks, pooled with previous blocks whose value is not above its own. Returns the new count.
 
-    The value of a block is the mean of x_[k] + μk over its entries: mean(x) + μ·(mean rank).
+    ``blocks``: their sums, sizes and values. The value of a block is the mean of x_[k] + μk over
+    its entries: mean(x) + μ·(mean rank).
     """
+    sums, sizes, value = blocks
     # ends: the stack shrinks
     while count > 0 and value[count - 1] <= t:
         count -= 1
@@ -89,13 +83,13 @@ def blocks_of(
     sums, sizes, value = blocks
     count = 0
     for k in range(ahead):
-        count = push(values[k], 1.0, k, values[k] + mu * k, mu, count, sums, sizes, value)
+        count = push(values[k], 1.0, k, values[k] + mu * k, mu, count, blocks)
     if middle:
         t = total / middle + mu * (ahead + 0.5 * (middle - 1))
-        count = push(total, middle, ahead, t, mu, count, sums, sizes, value)
+        count = push(total, middle, ahead, t, mu, count, blocks)
     for k in range(ahead, n):
         t = values[k] + mu * (k + middle)
-        count = push(values[k], 1.0, k + middle, t, mu, count, sums, sizes, value)
+        count = push(values[k], 1.0, k + middle, t, mu, count, blocks)
     first = 0.0
     mean, rank = 0.0, 0.0
     acc, scale = 0.0, 1.0 / gamma if fused else 1.0

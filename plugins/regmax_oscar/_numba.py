@@ -54,35 +54,31 @@ def _work(arrays: Any) -> Any:
     wide, own, whole, keys, places, counts = arrays
     above = memory.row(own, 0), memory.row(whole, 0)
     below = memory.row(own, 1), memory.row(whole, 1)
-    blocks = memory.row(wide, 1), memory.row(wide, 2), memory.row(wide, 3)
     sorting = (
         memory.row(keys, 0), memory.row(keys, 1), memory.row(places, 0), memory.row(places, 1),
         memory.row(counts, 0),
     )  # fmt: skip
-    return above, below, (memory.row(wide, 0), memory.row(whole, 2)), blocks, sorting
+    return above, below, (memory.row(wide, 0), memory.row(whole, 2)), _blocks(wide), sorting
+
+
+@njit
+def _blocks(wide: Any) -> Any:
+    """The sums, sizes and values of blocks."""
+    return memory.row(wide, 1), memory.row(wide, 2), memory.row(wide, 3)
 
 
 @njit
 def _forward_row(
-    row: Any,
-    d: int,
-    best: Any,
-    least: float,
-    m: int,
-    gamma: float,
-    mu: float,
-    reach: float,
-    work: Any,
-    out: Any,
-    blank: bool,
+    row: Any, d: int, seen: Any, numbers: Any, work: Any, out: Any, blank: bool
 ) -> None:
-    """out = oscarmax of the m finite scores of a row, or where ``reach`` ≥ 0 the prox of those that
-    matter, with ρ = reach; ``least`` is the smallest of them."""
+    """out = oscarmax of the finite scores of a row, or where ρ ≥ 0 the prox of those that matter.
+    ``seen``: sixteen of them, with the largest, the smallest, and how many they are; ``numbers``:
+    γ, μ and ρ."""
+    (best, least, n), (gamma, mu, reach) = seen, numbers
     above, below, (values, order), blocks, sorting = work
     (kept, index), lanes = above, simd.lanes()
     top = np.float64(simd.largest(best))
     low = -simd.greatest(row)
-    n = m
     fused = reach < 0.0
     other = 0.0 if fused else -np.inf
     bound = projection.bound((simd.wide(best) - top) / gamma) if fused else -reach
@@ -161,19 +157,8 @@ def forward(job: Any, like: Any) -> None:
                     row, d, gamma, values, blocks[0], kept, out, job[common.BLANK] != 0
                 )
             elif gamma > 0.0 and lam >= 0.0:
-                _forward_row(
-                    row,
-                    d,
-                    best,
-                    least,
-                    m,
-                    gamma,
-                    min(gamma * lam, HIGHEST),
-                    reach,
-                    work,
-                    out,
-                    blank,
-                )
+                numbers = gamma, min(gamma * lam, HIGHEST), reach
+                _forward_row(row, d, (best, least, m), numbers, work, out, blank)
             else:
                 common.fill(out, d, np.nan)
         begin, end = common.take(job)
@@ -181,25 +166,21 @@ def forward(job: Any, like: Any) -> None:
 
 
 @njit
-def _backward_row(
-    y: Any,
-    v: Any,
-    d: int,
-    gamma: float,
-    centred: bool,
-    hyper: bool,
-    work: Any,
-    out: Any,
-    blank: bool,
-) -> float:
-    """out = Jv/γ, or P v/γ for v with ⟨v, 1⟩ = 0 unless ``centred``; returns the derivative in λ if
-    ``hyper``, else 0."""
+def _backward_row(job: Any, like: Any, r: int, work: Any) -> None:
+    """Jv/γ of row r, or for the prox P v of a v with ⟨v, 1⟩ = 0; and the derivative in λ if it is
+    asked for."""
+    d, blank, prox = job[common.WIDTH], job[common.BLANK] != 0, common.given(job, 7)
+    y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
+    out, hyper = common.rows_at(job, 4, r, like), common.given(job, 5)
+    gamma = 1.0 if prox else common.number_at(job, 2, r)
     (kept, index), (_, start), (values, order), (mean, _, _), sorting = work
     most, least, n = levels(y, d)
     if not most > least:  # one group, none, or NaN: Jv = 0
         if not blank:
             common.fill(out, d, 0.0)
-        return 0.0
+        if hyper:
+            common.set_number(job, 5, r, 0.0)
+        return
     # a large support: only entries above its lowest value are sorted, as many may be equal to it
     low = least if n > 2 * LANES else 0.0
     n, size, total = split(y, v, d, low, simd.lanes(), kept, index)
@@ -224,7 +205,7 @@ def _backward_row(
         mean[count] = total / size
         count += 1
         start[count] = n + size
-    for _ in range(2 if centred else 0):  # the second pass removes the rounding error of the first
+    for _ in range(0 if prox else 2):  # the second pass removes the rounding error of the first
         average = whole / (n + size)
         whole = 0.0
         for b in range(count):
@@ -239,36 +220,22 @@ def _backward_row(
         for k in range(start[b], start[b + 1]):
             out[order[k]] = w
     if not hyper:
-        return 0.0
+        return
     # u is −rank up to a constant, averaged over ties
     across = 0.0
     for b in range(count):
         w = mean[b] * (start[b + 1] - start[b])
         across -= w * 0.5 * (start[b] + start[b + 1] - (n + size))
-    return -across
+    common.set_number(job, 5, r, -across)
 
 
 def backward(job: Any, like: Any) -> None:
-    d, blank = job[common.WIDTH], job[common.BLANK] != 0
-    arrays = _room(d, like)
+    arrays = _room(job[common.WIDTH], like)
     work = _work(arrays)
-    hyper, prox = common.given(job, 5), common.given(job, 7)
     begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):
-            dlam = _backward_row(
-                common.rows_at(job, 0, r, like),
-                common.rows_at(job, 1, r, like),
-                d,
-                1.0 if prox else common.number_at(job, 2, r),
-                not prox,
-                hyper,
-                work,
-                common.rows_at(job, 4, r, like),
-                blank,
-            )
-            if hyper:
-                common.set_number(job, 5, r, dlam)
+            _backward_row(job, like, r, work)
         begin, end = common.take(job)
     memory.keep(arrays)
 
@@ -283,8 +250,7 @@ def isotonic(job: Any, like: Any) -> None:
         for r in range(begin, end):
             row, out = common.rows_at(job, 0, r, like), common.rows_at(job, 2, r, like)
             on, place = common.octets_at(job, 1, r), memory.row(whole, 0)
-            x, sums = memory.row(wide, 0), memory.row(wide, 1)
-            sizes, value = memory.row(wide, 2), memory.row(wide, 3)
+            x, blocks = memory.row(wide, 0), _blocks(wide)
             n, finite, count = 0, True, 0
             for i in range(d):
                 out[i] = 0.0
@@ -293,12 +259,12 @@ def isotonic(job: Any, like: Any) -> None:
                     finite = finite and abs(x[n]) < np.inf
                     n += 1
             for k in range(n):
-                count = push(x[k], 1.0, k, x[k], 0.0, count, sums, sizes, value)
-            blocks, first, count = count, 0, 0
-            for b in range(blocks):  # from the entries; what rounding puts out of order is pooled
+                count = push(x[k], 1.0, k, x[k], 0.0, count, blocks)
+            (_, sizes, value), some, first, count = blocks, count, 0, 0
+            for b in range(some):  # from the entries; what rounding puts out of order is pooled
                 size = sizes[b]
                 t = _mean(x, first, int(size))
-                count = push(t * size, size, first, t, 0.0, count, sums, sizes, value)
+                count = push(t * size, size, first, t, 0.0, count, blocks)
                 first += int(size)
             first = 0
             for b in range(count):

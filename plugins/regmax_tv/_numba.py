@@ -94,37 +94,25 @@ def _sizes(start: Any, i: int) -> Any:
 
 
 @njit
-def _groups(
-    kept: Any,
-    top: float,
-    index: Any,
-    dense: bool,
-    n: int,
-    d: int,
-    w: float,
-    space: Any,
-    groups: Any,
-) -> Any:
+def _groups(scores: Any, index: Any, n: int, d: int, w: float, space: Any, groups: Any) -> Any:
     """Writes the groups of all segments of the entries index[:n] of d; returns their number."""
-    start, mean, sides = groups
+    (kept, top), (start, mean, sides) = scores, groups
     count = 0
     first = 0
     # ends: the next segment begins after this one
     while first < n:
-        last = n - 1 if dense else first
-        left, right = 0, 0
-        if not dense:
-            # ends: last grows
-            while last + 1 < n and index[last + 1] == index[last] + 1:
-                last += 1
-            left, right = int(index[first] > 0), int(index[last] < d - 1)
+        last = first
+        # ends: last grows
+        while last + 1 < n and index[last + 1] == index[last] + 1:
+            last += 1
+        left, right = int(index[first] > 0), int(index[last] < d - 1)
         if last == first:
             start[count], sides[count] = first, -left - right
             mean[count] = np.float64(kept[first]) - top
             count += 1
         else:
             size = last + 1 - first
-            count = solve(kept, top, first, size, w, left, right, space, groups, count)
+            count = solve(scores, first, size, w, (left, right), space, groups, count)
         first = last + 1
     start[count] = n
     return count
@@ -183,7 +171,7 @@ def values(
     """``values`` of :class:`~regmax.kernels.cpu.prox.Prox`."""
     index, _, groups, space, _, spare = scratch
     start, mean, _ = groups
-    count = _groups(kept, top, index, False, n, members, w, space, groups)
+    count = _groups((kept, top), index, n, members, w, space, groups)
     highest: float = _levels(groups, count, w, scale, w * scale <= 16.0, spare)
     for g in range(count):
         t = mean[g]
@@ -269,12 +257,12 @@ def whole(job: Any, like: Any) -> None:
                 finite = finite and abs(row[i]) < np.inf
             count = 1 if n > 0 else 0
             if count and finite and w < np.inf:
-                count = solve(row, 0.0, 0, n, w, 0, 0, space, groups, 0)
+                count = solve((row, 0.0), 0, n, w, (0, 0), space, groups, 0)
                 start[count] = n
                 for g in range(count):
                     mean[g] = value_of(mean[g], sides[g], start[g + 1] - start[g], w)
             elif count:
-                start[0], start[1], mean[0] = 0, n, mean_of(row, 0, n, 0.0)
+                start[0], start[1], mean[0] = 0, n, mean_of((row, 0.0), 0, n)
             for g in range(count):
                 t = mean[g] if finite and w >= 0.0 else np.nan
                 for j in range(start[g], start[g + 1]):

@@ -5,7 +5,8 @@ its end down, one that is higher pulls it up:
 
     min_z ½ ‖z − v‖² + w Σ_i |z_{i+1} − z_i| + w (left z_1 + right z_n),  left, right ∈ {−1, 0, 1}.
 
-Let u be v minus the pulls of its ends, minus its mean. A segment is one group iff every partial sum
+Here v is ``scores``, (kept, top): v_i = kept_i − top; and (left, right) are ``pulls``. Let u be v
+minus the pulls of its ends, minus its mean. A segment is one group iff every partial sum
 of u is in [−w, w]. Otherwise Johnson's dynamic programme finds the jumps and their signs in O(n):
 with f_1(x) = ½ (x − v_1)² + w left x and
 
@@ -37,8 +38,9 @@ from regmax.kernels.cpu.simd import LANES
 
 
 @njit
-def mean_of(kept: Any, first: int, size: int, top: float) -> float:
-    """The mean of kept − top over size entries = r + Σ (v_i − r)/size, r = v_first."""
+def mean_of(scores: Any, first: int, size: int) -> float:
+    """The mean of size entries of v = r + Σ (v_i − r)/size, r = v_first."""
+    kept, top = scores
     ref = np.float64(kept[first])
     if size == 1:
         return ref - top
@@ -56,31 +58,22 @@ def mean_of(kept: Any, first: int, size: int, top: float) -> float:
 
 @njit
 def value_of(mean: float, sides: int, size: int, w: float) -> float:
-    """z_G, rounded as :func:`regmax_tv._rows.levels` rounds it."""
+    """z_G, rounded as ``_levels`` of :mod:`._numba` rounds it."""
     return multiply_add(sides / size, w, mean)
 
 
 @njit
 def _close(
-    kept: Any,
-    top: float,
-    begin: int,
-    end: int,
-    w: float,
-    before: int,
-    after: int,
-    groups: Any,
-    base: int,
-    count: int,
+    scores: Any, begin: int, end: int, w: float, jumps: Any, groups: Any, base: int, count: int
 ) -> int:
-    """Add the group begin, …, end − 1 between jumps of signs ``before`` and ``after``; returns the
-    new count.
+    """Add the group begin, …, end − 1 between two jumps, given by their signs; returns the new
+    count.
 
     ``groups``: the start of each, mean(v_G), and s_{a−1} − s_b. Two groups whose values contradict
     the sign of the jump between them are equal up to rounding and merged.
     """
-    start, mean, sides = groups
-    start[count], mean[count] = begin, mean_of(kept, begin, end - begin, top)
+    (before, after), (start, mean, sides) = jumps, groups
+    start[count], mean[count] = begin, mean_of(scores, begin, end - begin)
     sides[count] = before - after
     # ends: the count decreases
     while count > base:
@@ -99,23 +92,14 @@ def _close(
 
 @njit
 def _programme(
-    kept: Any,
-    top: float,
-    first: int,
-    n: int,
-    w: float,
-    left: int,
-    right: int,
-    centre: float,
-    space: Any,
-    groups: Any,
+    scores: Any, first: int, n: int, w: float, pulls: Any, centre: float, space: Any, groups: Any,
     base: int,
-) -> Any:
+) -> Any:  # fmt: skip
     """Johnson's recursion on v − centre, n ≥ 2; writes groups[base:] and returns the new count.
 
     ``space``: x, a, b of 2 n knots; low, high and s of n entries.
     """
-    x, a, b, low, high, signs = space
+    (kept, top), (left, right), (x, a, b, low, high, signs) = scores, pulls, space
     # at most one knot more at either side in each step: 0 < lo < hi < 2 n
     lo, hi = n - 1, n
     y = (np.float64(kept[first]) - top) - centre - w * left
@@ -168,29 +152,19 @@ def _programme(
         sign = signs[j]
         if sign != 0:
             end = first + j + 1
-            count = _close(kept, top, begin, end, w, before, sign, groups, base, count)
+            count = _close(scores, begin, end, w, (before, sign), groups, base, count)
             begin, before = end, sign
-    return _close(kept, top, begin, first + n, w, before, right, groups, base, count)
+    return _close(scores, begin, first + n, w, (before, right), groups, base, count)
 
 
 @njit
 def solve(
-    kept: Any,
-    top: float,
-    first: int,
-    n: int,
-    w: float,
-    left: int,
-    right: int,
-    space: Any,
-    groups: Any,
-    at: int,
+    scores: Any, first: int, n: int, w: float, pulls: Any, space: Any, groups: Any, at: int
 ) -> Any:
-    """Write the groups of the segment kept[first : first + n] − top to groups[at:]; returns the new
-    count."""
-    start, mean, sides = groups
+    """Write the groups of v[first : first + n] to groups[at:]; returns the new count."""
+    (kept, top), (left, right), (start, mean, sides) = scores, pulls, groups
     start[at] = first
-    centre = mean_of(kept, first, n, top)
+    centre = mean_of(scores, first, n)
     # the partial sums of v − centre with pulled ends, minus their mean
     slope = w * (left + right) / n
     total, most = -w * left, 0.0
@@ -198,6 +172,6 @@ def solve(
         total += ((np.float64(kept[i]) - top) - centre) + slope
         most = max(most, abs(total))
     if most > w:
-        return _programme(kept, top, first, n, w, left, right, centre, space, groups, at)
+        return _programme(scores, first, n, w, pulls, centre, space, groups, at)
     mean[at], sides[at] = centre, -left - right
     return at + 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..kernels import neighbours
 from ..mapping.rows import computed_in
 from ..regularizers import arguments
-from ..regularizers.penalty import penalty_of
+from ..regularizers.penalty import structured
 from ..regularizers.regularizer import Regularizer
 
 
@@ -54,9 +54,11 @@ def groups(
     """
     rows, on = rows_of(y, dim, mask)
     if isinstance(kind, Regularizer):
-        penalty = penalty_of(kind)
         rows = rows.to(computed_in(y.dtype)).contiguous()
-        ids = _clusters(rows) if penalty is None else penalty.groups(rows, on.contiguous())
+        if structured(kind):
+            ids = kind.penalty.groups(rows, on.contiguous())
+        else:
+            ids = _clusters(rows)
     elif kind == "clusters":
         ids = _clusters(rows)
     elif kind == "runs":

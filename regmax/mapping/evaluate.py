@@ -20,7 +20,7 @@ from ..regularizers import arguments, serialize
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.identity import refuse_hidden
-from ..regularizers.penalty import Penalized, Penalty, averaged, penalty_of, who
+from ..regularizers.penalty import Penalized, Penalty, averaged, structured, who
 from ..regularizers.regularizer import Regularizer
 from ..solvers.kinks import Tied, multiplied
 from . import function, jagged, kinks, sharded
@@ -215,11 +215,11 @@ def _check_product(
             along = tied_products(*tied.bent, found, v)[0] / wide.gamma
             expected = torch.where(tied.bound.unsqueeze(-1), along, expected)
         off = (wide.read(got) - expected).abs().amax(-1)
-        size, penalty = 1 + expected.abs().amax(-1), penalty_of(problem.omega)
-        if penalty is not None:  # both products have its averages: these are means over groups
+        size, omega = 1 + expected.abs().amax(-1), problem.omega
+        if structured(omega):  # both products have its averages: these are means over groups
             given = v, found, problem.mask
-            away = (averaged(penalty, *given) - Penalty.average(penalty, *given)).abs()
-            away = torch.where(found > 0, away, 0).amax(-1)
+            away = averaged(omega.penalty, *given) - Penalty.average(omega.penalty, *given)
+            away = torch.where(found > 0, away.abs(), 0).amax(-1)
             off = torch.where(away <= 1e-9 * size, off, torch.maximum(off, size))
         decided = (support == problem.support(found)).all(-1)
         if wide.unanswered is not None:

@@ -18,7 +18,7 @@ from ..domains import Bounded, Plans
 from ..kernels import simplex, transforms
 from ..optimality.jacobian import averaging, jacobian_product, movable, slope
 from ..regularizers import serialize
-from ..regularizers.penalty import penalty_of, smooth_part, structured
+from ..regularizers.penalty import smooth_part, structured
 from ..regularizers.regularizer import Regularizer
 from . import inside_grad
 from .methods.base import Method, reduced
@@ -357,7 +357,7 @@ def newton_steps(
     if structured(omega):
         z = omega.reduced(z, y, mask)
     smooth = smooth_part(omega, mask)
-    support, average = movable(y), averaging(penalty_of(omega), y, mask)
+    support, average = movable(y), averaging(omega, y, mask)
     face = None if bounds is None else bounds.movable(y)
     y = y if bounds is None else bounds.followed(y)
     for _ in range(3):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..domains import Projected
 from ..kernels import simplex, transforms
-from ..optimality.jacobian import alias
 from ..regularizers.arguments import first
+from ..regularizers.autodiff import alias
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import value_of, who
 from ..regularizers.regularizer import Regularizer, frozen, like, per_row

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
-from ..optimality.jacobian import alias
+from ..regularizers.autodiff import alias
 
 
 class Operation(ABC):

@@ -11,10 +11,10 @@ from ..domains import Projected
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..regularizers.curvature import Diagonal
-from ..regularizers.penalty import Penalized, proxed
+from ..regularizers.penalty import proxed
 from . import projected
 from .problem import Point, Problem
-from .properties import magnitude
+from .properties import magnitude, softest
 from .solution import TRUSTED
 from .solution import Certificate as Certificate
 
@@ -77,11 +77,8 @@ def certify(at: Point, tested: bool = False) -> Certificate:
             may_enter = push > -residual.rounding - 2 * y.shape[-1] ** 0.5 * missed
             wide = on & ((inner > 0) & (away > 0) | may_enter)
             min_eigenvalue = _least_curvature(at.base, wide)
-            beta = (
-                (min_eigenvalue / 2)
-                .clamp(torch.finfo(y.dtype).tiny, 1 / torch.finfo(y.dtype).eps)
-                .unsqueeze(-1)
-            )
+            info = torch.finfo(y.dtype)
+            beta = (min_eigenvalue / 2).clamp(info.tiny, 1 / info.eps).unsqueeze(-1)
             bound = _bound(p, residual, beta)
             if tested:
                 stiff = torch.isfinite(min_eigenvalue) & (min_eigenvalue > STIFF)
@@ -113,17 +110,15 @@ def _stray(at: Point, residual: _Residual, bound: Tensor) -> Tensor:
     far = -STRAY * (1 + p.z.abs())
     away, push = p.domain.sided(y, residual.rho)
     stray = p.participants() & (away > 0) & (away <= bound) & (push < far) & _bounded(at)
-    fixed = p.domain.face(y).fixed
+    fixed = at.face.fixed
     if fixed is not None:  # caps that add up to k but for rounding leave one entry beside its own
         ulps = torch.finfo(y.dtype).eps * y.shape[-1] ** 0.5 * y.sum(-1, keepdim=True)
         beside = fixed & p.domain.capped(y) & (away > 0) & (away <= ulps)
         stray = stray & ~(beside & (beside.sum(-1, keepdim=True) == 1))
     # ρ is at the lifted point, and Ω may be steep below it
     if transforms.waits(y) or bool(stray.any()):
-        slope = p.base.definition.grad
-        more = slope(simplex.inward(residual.point)) - slope(
-            simplex.positive(y, torch.finfo(y.dtype).tiny)
-        )
+        slope, tiny = p.base.definition.grad, torch.finfo(y.dtype).tiny
+        more = slope(simplex.inward(residual.point)) - slope(simplex.positive(y, tiny))
         stray = stray & (p.domain.sided(y, residual.rho + more)[1] < far)
     return stray
 
@@ -141,7 +136,7 @@ def _raised(at: Point) -> _Residual:
     below = (found.point < eps**1.5) & (found.rho > found.rounding) & p.participants()
     if decisions.rare("tiny entries", below & p.infinite_slope):
         raised = found.point + NEGLIGIBLE * eps**2 * below
-        again = _residual(Point(p, raised))
+        again = _residual(p.at(raised))
         found = again._replace(off=again.off + found.off + (raised - found.point).norm(dim=-1))
     return found
 
@@ -154,17 +149,16 @@ def _residual(at: Point) -> _Residual:
     if decisions.rare("off the simplex", ~close):
         near = torch.where(close.unsqueeze(-1), y, p.inside(y))
         off, y = torch.where(close, off, (near - y).norm(dim=-1)), near
-        at = Point(p, y)
+        at = p.at(y)
     # zeros of y are lifted by so little that |r_i| y_i stays far below rounding
     lift = eps**2 / p.z.abs().amax(-1, keepdim=True).clamp_min(1)
     point = torch.where(on, torch.maximum(y, lift), 0)
     u = None
-    if isinstance(p.omega, Penalized):
-        if p.structured:
-            u = p.penalty_subgradient(p.omega, point)
-        else:
-            u, w, further = _by_prox(at, p.omega)
-            point, off = p.inside(w), off + further
+    if p.structured:
+        u = p.penalty_subgradient(point)
+    elif p.proximal:
+        u, w, further = _by_prox(at)
+        point, off = p.inside(w), off + further
     if p.beta is None and u is None:
         gradient = at.verified.gradient
     else:
@@ -203,7 +197,7 @@ def _rounded(at: Point, r: Tensor, rounding: Tensor) -> Tensor | None:
     curvature = at.verified.curvature
     if not isinstance(curvature, Diagonal):
         return None
-    noise, face = eps * at.y * curvature.h, p.domain.face(at.y)
+    noise, face = eps * at.y * curvature.h, at.face
     firm = face.free & ~(noise > rounding)
     tau = torch.where(firm, r, -torch.inf).amax(-1, keepdim=True)
     tau = tau if face.fixed is None else torch.where(face.fixed, tau, 0)
@@ -211,7 +205,7 @@ def _rounded(at: Point, r: Tensor, rounding: Tensor) -> Tensor | None:
     return torch.where(torch.isfinite(tau), moved, 0)
 
 
-def _by_prox(at: Point, omega: Penalized) -> tuple[Tensor, Tensor, Tensor]:
+def _by_prox(at: Point) -> tuple[Tensor, Tensor, Tensor]:
     """u ∈ λ∂R(p), the point p of Δ next to y, and how far y is from what u was taken at.
 
     With ρ = z − ∇base(y) − τ, the optimum is where ρ = u + c, u ∈ λ∂R(y), c ≤ 0 and c = 0
@@ -219,7 +213,7 @@ def _by_prox(at: Point, omega: Penalized) -> tuple[Tensor, Tensor, Tensor]:
     Dykstra's algorithm finds it from the two, with u = w − p for p = prox_λR(w); where R does
     not push an entry up from 0, the first round is the last.
     """
-    problem, y = at.problem, at.y
+    problem, omega, y = at.problem, at.problem.penalized, at.y
     eps = torch.finfo(y.dtype).eps
     on = problem.participants()
     slope = problem.base_slope(y)
@@ -249,12 +243,11 @@ def _by_prox(at: Point, omega: Penalized) -> tuple[Tensor, Tensor, Tensor]:
 
 def penalty_subgradient(at: Point) -> tuple[Tensor, Tensor]:
     """λu, u ∈ ∂R(w), that the certificate of y rests on, and w, at or next to y."""
-    p, omega = at.problem, at.problem.omega
-    assert isinstance(omega, Penalized)
-    near = p.inside(at.y)
+    p = at.problem
     if p.structured:
-        return p.penalty_subgradient(omega, near), near
-    u, w, _ = _by_prox(at, omega)
+        near = p.inside(at.y)
+        return p.penalty_subgradient(near), near
+    u, w, _ = _by_prox(at)
     return u, w
 
 
@@ -313,9 +306,7 @@ def _ways(at: Point, residual: _Residual, support: Tensor) -> Tensor:
     p, y = at.problem, at.y
     inverse = at.inverse(support, verified=True)
     step = torch.nan_to_num(inverse(torch.where(support, residual.rho, 0)))
-    soft = p.domain.tangent(simplex.generic(y), at.on(support))
-    for _ in range(4):
-        soft = torch.nan_to_num(inverse(simplex.unit(soft)))
+    soft = softest(inverse, p.domain.tangent(simplex.generic(y), at.on(support)), 4)
     vertex, middle = p.domain.best(residual.rho), p.domain.middle(y)
     return simplex.unit(torch.stack([step, -step, soft, -soft, vertex - y, middle - y]))
 
@@ -326,11 +317,8 @@ def _softer(at: Point, support: Tensor, ways: Tensor, reach: Tensor) -> Tensor:
     found = []
     for way in ways:
         w = simplex.inward(p.inside(y + reach.unsqueeze(-1) * way))
-        curvature, soft = p.by_value.look(w).curvature, w - y
-        inverse = p.domain.inverse(curvature, at.on(support))
-        for _ in range(2):
-            soft = torch.nan_to_num(inverse(simplex.unit(soft)))
-        found.append(soft)
+        curvature = p.by_value.look(w).curvature
+        found.append(softest(p.domain.inverse(curvature, at.on(support)), w - y, 2))
     return simplex.unit(torch.stack(found))
 
 

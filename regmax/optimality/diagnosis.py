@@ -39,9 +39,9 @@ def diagnose(problem: Problem, y: Tensor, failed: Tensor) -> Defect | None:
     if said is not None:
         return Defect(said, broken=False)
     with torch.no_grad():
-        segments = _Segments(problem, y)
+        segments = _Segments(problem, y, failed)
         for find in (_not_finite, _not_convex, _not_bent, _kinked, _flat):
-            said = find(problem, segments, y, failed)
+            said = find(segments)
             if said is not None:
                 return Defect(said, broken=find in (_not_finite, _not_convex))
     return None
@@ -49,10 +49,10 @@ def diagnose(problem: Problem, y: Tensor, failed: Tensor) -> Defect | None:
 
 class _Segments:
     """a + t(b − a) for t in [0, 1], (segments, *batch, d), those that :func:`_segments` names; y at
-    t = ``at``, (segments, *batch, 1)."""
+    t = ``at``, (segments, *batch, 1). What is wrong counts in the ``failed`` rows."""
 
-    def __init__(self, problem: Problem, y: Tensor) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, y: Tensor, failed: Tensor) -> None:
+        self.problem, self.y, self.failed = problem, y, failed
         self.a, self.b, self.at = (
             torch.stack(torch.broadcast_tensors(*some))
             for some in zip(*_segments(problem, y), strict=True)
@@ -90,27 +90,27 @@ def _segments(problem: Problem, y: Tensor) -> Iterator[tuple[Tensor, Tensor, Ten
         yield y, end, zero
 
 
-def _not_finite(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
+def _not_finite(s: _Segments) -> str | None:
     for k in range(SAMPLES + 1):
         point = s.point(k / SAMPLES)
-        wrong = ~torch.isfinite(problem.smooth.value(point)) & failed
+        wrong = ~torch.isfinite(s.problem.smooth.value(point)) & s.failed
         if decisions.rare("Ω not finite", wrong):
             at = first(wrong)
             return f"Ω is not finite at y = {shown(point[at])} (row {at[1:]})"
     return None
 
 
-def _not_convex(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
+def _not_convex(s: _Segments) -> str | None:
     moved = (s.a != 0) | (s.b != 0)  # the scores of masked entries are unknown
-    rows = failed & ~(moved & ~problem.participants()).any(-1)
-    return below_tangents(problem, s.a, s.b, None, rows)
+    rows = s.failed & ~(moved & ~s.problem.participants()).any(-1)
+    return below_tangents(s.problem, s.a, s.b, None, rows)
 
 
-def _not_bent(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
+def _not_bent(s: _Segments) -> str | None:
     """A second derivative that autograd does not find."""
-    on = problem.participants()
-    bent = problem.at(y).verified.curvature.matvec(torch.where(on, simplex.generic(y), 0))
-    wrong = (on & ~torch.isfinite(bent)).any(-1) & failed
+    on, y = s.problem.participants(), s.y
+    bent = s.problem.at(y).verified.curvature.matvec(torch.where(on, simplex.generic(y), 0))
+    wrong = (on & ~torch.isfinite(bent)).any(-1) & s.failed
     if not decisions.rare("no second derivative", wrong):
         return None
     at = first(wrong)
@@ -120,7 +120,7 @@ def _not_bent(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str 
     )
 
 
-def _kinked(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
+def _kinked(s: _Segments) -> str | None:
     """A jump of the slope, next to y or where it rises most, found by halving."""
     slopes, ends = [], []
     for k in range(SAMPLES + 1):
@@ -132,9 +132,9 @@ def _kinked(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | 
         ((s.at - 0.05).clamp_min(1e-3), (s.at + 0.05).clamp_max(1 - 1e-3)),
         (starts.gather(-1, most), starts.gather(-1, most + 1)),
     ):
-        said = _jump(s, low, high, failed)
+        said = _jump(s, low, high)
         if said is not None:
-            return f"{said}; {_unsolved(problem)}"
+            return f"{said}; {_unsolved(s.problem)}"
     return None
 
 
@@ -168,7 +168,7 @@ def _unsolved(problem: Problem) -> str:
     return f"{written}, the norm of a group as a regmax.Penalty, {smoothed}"
 
 
-def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None:
+def _jump(s: _Segments, low: Tensor, high: Tensor) -> str | None:
     """A rise of the slope that does not shrink with the interval that it is found in."""
     (below, size), (above, more) = s.slope(low), s.slope(high)
     size, jumps = size + more, []
@@ -184,7 +184,7 @@ def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None
     moving = torch.where(s.a != s.b, s.point(low), 0.5)  # near 0 and 1 a slope may be as steep
     inside = (moving > 1e-4) & (moving < 1 - 1e-4)
     stays = (jumps[1] > 1e-5 * size) & (jumps[1] > 0.5 * jumps[0])
-    wrong = (stays & (length > 1e-3)).squeeze(-1) & inside.all(-1) & failed
+    wrong = (stays & (length > 1e-3)).squeeze(-1) & inside.all(-1) & s.failed
     if not decisions.rare("jump", wrong):
         return None
     at = first(wrong)
@@ -194,18 +194,18 @@ def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None
     )
 
 
-def _flat(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
+def _flat(s: _Segments) -> str | None:
     """No rise of the slope at all around y: nothing fixes y there."""
     low, high = (s.at - 0.01).clamp_min(0), (s.at + 0.01).clamp_max(1)
     (below, size), (above, more) = s.slope(low), s.slope(high)
     inside = (s.at > 0.02) & (s.at < 0.98) & ((s.b - s.a).norm(dim=-1, keepdim=True) > 1e-2)
-    none = above - below <= 64 * torch.finfo(y.dtype).eps * (size + more)
-    wrong = (none & inside).squeeze(-1) & failed
+    none = above - below <= 64 * torch.finfo(s.y.dtype).eps * (size + more)
+    wrong = (none & inside).squeeze(-1) & s.failed
     if not decisions.rare("flat", wrong):
         return None
     at = first(wrong)
     return (
-        f"Ω is not strictly convex: around y = {shown(y[at[1:]])} it has no curvature from "
+        f"Ω is not strictly convex: around y = {shown(s.y[at[1:]])} it has no curvature from "
         f"{shown(s.a[at])} to {shown(s.b[at])}, so that the maximiser is not unique "
         f"(row {at[1:]}); add a multiple of ½‖y‖²"
     )

@@ -18,9 +18,10 @@ from torch import Tensor
 from ..domains.base import Face, Faced
 from ..kernels import simplex, transforms
 from ..kernels.rowwise import matvec
+from ..regularizers.autodiff import alias
 from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Average, Curvature, Dense
-from ..regularizers.penalty import Penalty, averaged, group_ids, smooth_part, structured
+from ..regularizers.penalty import averaged, group_ids, smooth_part, structured
 from ..regularizers.regularizer import Regularizer, like
 
 
@@ -30,11 +31,11 @@ def movable(y: Tensor) -> Tensor:
     return support & (support.sum(-1, keepdim=True) > 1)
 
 
-def averaging(penalty: Penalty | None, y: Tensor, mask: Tensor | None) -> Average | None:
-    """P, the averages over the groups of y that a penalty makes; None without a penalty."""
-    if penalty is None:
+def averaging(omega: Regularizer, y: Tensor, mask: Tensor | None) -> Average | None:
+    """P, the averages over the groups of y that the penalty of Ω makes; None without one."""
+    if not structured(omega):
         return None
-    at = y.detach()
+    at, penalty = y.detach(), omega.penalty
     return Average(
         lambda v: averaged(penalty, v, at, mask), lambda: group_ids(penalty, at, mask), mask
     )
@@ -114,7 +115,7 @@ def hyperparameter_product(
         (pulled,) = pull(0 - w)
         return [pulled.get(name) for name in names]
     with torch.enable_grad():
-        aliases = {name: alias(t) for name, t in chosen.items()}
+        aliases = {name: alias(t) for name, t in chosen.items()}  # y depends on t too: not counted
         gradient = slope(omega, aliases, y, mask)
         if gradient.requires_grad:
             products = torch.autograd.grad(
@@ -123,11 +124,6 @@ def hyperparameter_product(
             each = dict(zip(aliases, products, strict=True))
             found = [each.get(name) for name in names]
     return found
-
-
-def alias(t: Tensor) -> Tensor:
-    """t as a variable of its own: y also depends on t, and only the direct dependence is wanted."""
-    return t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
 
 
 def dense_jacobian(omega: Regularizer, y: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import value_of, who
 from ..regularizers.regularizer import Definition, like
 from .problem import Point, Problem
+from .properties import softest
 
 PARTS = 8
 """A jump of Ω is found where it exceeds what Ω changes over 1/PARTS of a segment."""
@@ -132,9 +133,7 @@ def _overstated(at: Point) -> str | None:
     with torch.no_grad():
         support = at.support
         inverse = at.base.inverse(support, verified=True)
-        soft = p.domain.tangent(simplex.generic(at.y), at.face)
-        for _ in range(8):
-            soft = torch.nan_to_num(inverse(simplex.unit(soft)))
+        soft = softest(inverse, p.domain.tangent(simplex.generic(at.y), at.face), 8)
         soft = simplex.unit(soft)
         bent = row_dot(soft, at.base.verified.curvature.matvec(soft)).squeeze(-1)
         least = p.beta.squeeze(-1) * (1 - 1e-6) - _hidden(at.base)

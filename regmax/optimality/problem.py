@@ -6,7 +6,7 @@ With z = x/γ, y maximises ⟨y, x⟩ − γΩ(y) over Δ if and only if, for so
 
 (for other domains see :mod:`regmax.domains.base`),
 with u ∈ ∂R(y) where Ω has a penalty λR. It is the fixed point y = P_Δ(y + z − ∇Ω(y)) of Niculae &
-Blondel (2017, eq. 2), read on the support. :meth:`Point.residual` is r and τ at a point.
+Blondel (2017, eq. 2), read on the support.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Curvature, Diagonal, MatrixFree
 from ..regularizers.penalty import (
     Penalized,
-    penalty_of,
     proxed,
     smooth_part,
     structured,
@@ -62,6 +61,12 @@ class Problem:
         if isinstance(self.bounds, Projected):
             raise NotImplementedError(f"the faces of {self.bounds.of} are not known")
         return Unit(self.mask) if self.bounds is None else self.bounds
+
+    @property
+    def projection(self) -> Projected:
+        """D where only its projection is known."""
+        assert isinstance(self.bounds, Projected)
+        return self.bounds
 
     def widened(self) -> Problem:
         """The same problem in float64, where certificates lose nothing to rounding."""
@@ -122,9 +127,16 @@ class Problem:
         """z − ∇base(y), by the value of the base alone."""
         return self.z - self.base.definition.grad(simplex.inward(y))
 
-    def penalty_subgradient(self, omega: Penalized, y: Tensor) -> Tensor:
+    @property
+    def penalized(self) -> Penalized:
+        """Ω where it has a penalty."""
+        assert isinstance(self.omega, Penalized)
+        return self.omega
+
+    def penalty_subgradient(self, y: Tensor) -> Tensor:
         """λu with u ∈ ∂R(y), R a Lovász extension. The prox proposes where to look:
         ``subgradient`` decides."""
+        omega = self.penalized
         # y = P_Δ(prox_λR(v)) at the optimum
         v = y + self.z - self.gradient(simplex.inward(y))
         proposal = v - proxed(omega.penalty, v, omega.lam, self.mask)
@@ -211,9 +223,11 @@ class Problem:
         if one is kept. ``answer``: y is what the last iteration became when it was polished."""
         if self.trace is not None:
             point = self.at(y)
-            r, tau = point.residual()
-            on = self.participants()
-            along = torch.where(on, y * r, 0).sum(-1, keepdim=True)
+            r = point.slope
+            if self.structured:
+                r = r - self.penalty_subgradient(y)
+            along = torch.where(self.participants(), y * r, 0).sum(-1, keepdim=True)
+            tau = self.domain.multiplier(r, y, along)
             gap = (self.domain.most(r, tau) - along).squeeze(-1).clamp_min(0)
             residual = torch.where(point.support, r - tau, 0).norm(dim=-1)
             self.trace.add(gap, residual, point.support.sum(-1), answer)
@@ -240,10 +254,6 @@ class Problem:
     def curvature(self, y: Tensor) -> Curvature:
         """∇²Ω(y) of the smooth part."""
         return self.at(y).defined.curvature
-
-    def inverse(self, y: Tensor, support: Tensor) -> Inverse:
-        """J of Proposition 1 at y on ``support``."""
-        return self.at(y).inverse(support)
 
     def newton_step(self, y: Tensor, support: Tensor) -> Tensor:
         """J (z − ∇Ω(y)) on the support."""
@@ -346,7 +356,7 @@ class Point:
             if on is support or (not transforms.waits(on) and torch.equal(on, support)):
                 return found
         local = self.verified if verified else self.defined
-        average = averaging(penalty_of(p.omega), self.y, p.mask)
+        average = averaging(p.omega, self.y, p.mask)
         with torch.no_grad():
             found = restricted(p.domain, local.curvature, average, self.on(support))
         self._inverses[verified] = (support, found)
@@ -369,14 +379,6 @@ class Point:
         if structured(p.omega):
             z = p.omega.reduced(z, self.y, p.mask)
         return self.inverse(support)(z - self.defined.gradient)
-
-    def residual(self) -> tuple[Tensor, Tensor]:
-        """r of the optimality condition, and τ: on the simplex the mean of r over y."""
-        p, r = self.problem, self.slope
-        if structured(p.omega):
-            r = r - p.penalty_subgradient(p.omega, self.y)
-        along = torch.where(p.participants(), self.y * r, 0).sum(-1, keepdim=True)
-        return r, p.domain.multiplier(r, self.y, along)
 
     def kinked(self) -> Tensor:
         """Rows in which the gradient of the penalty jumps at y along the support."""

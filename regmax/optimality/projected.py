@@ -17,7 +17,6 @@ from torch import Tensor
 from ..domains import Projected, unconstrained
 from ..kernels.rowwise import matvec
 from ..regularizers.cholesky import least_eigenvalue
-from ..regularizers.penalty import Penalized
 from .problem import Point, Problem
 from .solution import TRUSTED, Certificate
 
@@ -55,10 +54,9 @@ def projected(domain: Projected, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def slope(problem: Problem, y: Tensor) -> Tensor:
     """r, by the value of Ω alone; with a penalty λR its subgradient is taken off."""
-    assert isinstance(problem.bounds, Projected)
-    r = problem.z - problem.definition.grad(problem.bounds.lifted(y))
-    if problem.structured and isinstance(problem.omega, Penalized):
-        r = r - problem.penalty_subgradient(problem.omega, y)
+    r = problem.z - problem.definition.grad(problem.projection.lifted(y))
+    if problem.structured:
+        r = r - problem.penalty_subgradient(y)
     return torch.where(problem.participants(), r, 0)
 
 
@@ -71,8 +69,7 @@ def certify(at: Point) -> Certificate:
     P is no projection nothing is certified: ``regmax.testing.check_domain`` tests it.
     """
     p, y = at.problem, at.y
-    domain, eps = p.bounds, torch.finfo(at.y.dtype).eps
-    assert isinstance(domain, Projected)
+    domain, eps = p.projection, torch.finfo(at.y.dtype).eps
     with torch.no_grad():
         r, h = slope(p, y), hessian(at, verified=True)
         eta = 1 / sized(h)
@@ -108,9 +105,7 @@ def certify(at: Point) -> Certificate:
 def _least(at: Point, h: Tensor, v: Tensor) -> Tensor:
     """The least curvature of Ω at y and half-way to another point of D, along the directions in
     which P moves at v, (*batch); +inf where it moves in none."""
-    p = at.problem
-    domain = p.bounds
-    assert isinstance(domain, Projected)
+    p, domain = at.problem, at.problem.projection
     half = p.at((at.y + domain.middle(at.y)) / 2)
     size, z = torch.linalg.eigh(torch.nan_to_num(projected(domain, v)[1]))
     moves = (size > 1e-6).unsqueeze(-2)
@@ -126,15 +121,12 @@ def _least(at: Point, h: Tensor, v: Tensor) -> Tensor:
     return least
 
 
-def system(at: Point) -> tuple[Tensor, Tensor]:
-    """η and (I − P'(I − ηH))⁻¹ at the optimum."""
-    p = at.problem
-    domain, y = p.bounds, at.y
-    assert isinstance(domain, Projected)
-    h = hessian(at)
+def system(at: Point) -> tuple[Tensor, Tensor, Tensor]:
+    """η, P' and (I − P'(I − ηH))⁻¹ at the optimum."""
+    p, h = at.problem, hessian(at)
     eta = 1 / sized(h)
-    a = projected(domain, y + eta * torch.where(p.participants(), at.slope, 0))[1]
-    return eta, inverse_of(a, h, eta)
+    a = projected(p.projection, at.y + eta * torch.where(p.participants(), at.slope, 0))[1]
+    return eta, a, inverse_of(a, h, eta)
 
 
 def inverse_of(a: Tensor, h: Tensor, eta: Tensor) -> Tensor:
@@ -155,12 +147,11 @@ def followed(problem: Problem, y: Tensor) -> Tensor:
     derivative right: the first leaves an error of second order, which the matrix at y multiplies by
     one of first order.
     """
-    smooth, z, on, domain = problem.smooth, problem.z, problem.participants(), problem.bounds
-    assert isinstance(domain, Projected)
-    if problem.structured and isinstance(problem.omega, Penalized):
-        z = problem.omega.reduced(z, y, problem.mask)
+    smooth, z, on, domain = problem.smooth, problem.z, problem.participants(), problem.projection
+    if problem.structured:
+        z = problem.penalized.reduced(z, y, problem.mask)
     with torch.no_grad():
-        eta, inverse = system(Problem(smooth, z.detach(), problem.mask, bounds=domain).at(y))
+        eta, _, inverse = system(Problem(smooth, z.detach(), problem.mask, bounds=domain).at(y))
     for _ in range(2):
         r = torch.where(on, z - smooth.grad(domain.lifted(y)), 0)
         step = matvec(inverse, domain.nearest(y + eta * r) - y)
@@ -170,8 +161,5 @@ def followed(problem: Problem, y: Tensor) -> Tensor:
 
 def product(at: Point, v: Tensor) -> Tensor:
     """J v."""
-    domain, p = at.problem.bounds, at.problem
-    assert isinstance(domain, Projected)
-    eta, inverse = system(at)
-    r = torch.where(p.participants(), at.slope, 0)
-    return matvec(inverse, eta * matvec(projected(domain, at.y + eta * r)[1], v))
+    eta, a, inverse = system(at)
+    return matvec(inverse, eta * matvec(a, v))

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from ..kernels import decisions, simplex
+from ..regularizers.autodiff import nodes
+from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import CHUNK, DENSE_LIMIT, Curvature
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import value_of, who
@@ -56,24 +58,21 @@ def magnitude(curvature: Curvature, v: Tensor) -> Tensor:
     return found
 
 
+def softest(inverse: Inverse, v: Tensor, steps: int) -> Tensor:
+    """A direction in which Ω bends least, of any length: J^steps v but for its length."""
+    for _ in range(steps):
+        v = torch.nan_to_num(inverse(simplex.unit(v)))
+    return v
+
+
 def rounding(omega: Regularizer, z: Tensor, mask: Tensor | None) -> float:
     """The ε of what Ω computes: that of float32 where its value goes through it."""
     at = simplex.inward(simplex.uniform(z, mask)).requires_grad_()
     fixed = {name: t.detach() for name, t in omega.tensors().items()}
     with torch.enable_grad():  # of y alone: numbers may have come in float32
         value = value_of(omega.with_tensors(fixed), at, mask)
-        nodes = [value.grad_fn]
-    seen: set[object] = set()
-    dtype = z.dtype
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "ToCopyBackward0":
-            dtype = torch.float32
-        nodes += [following for following, _ in node.next_functions]
-    return torch.finfo(dtype).eps
+    copied = any(node.name() == "ToCopyBackward0" for node in nodes(value))
+    return torch.finfo(torch.float32 if copied else z.dtype).eps
 
 
 def strong_convexity(smooth: Regularizer, z: Tensor) -> Tensor | None:
@@ -87,20 +86,16 @@ def strong_convexity(smooth: Regularizer, z: Tensor) -> Tensor | None:
             f"{name}.strong_convexity must be a number, a Tensor or None; got "
             f"{type(declared).__name__}"
         )
-    if isinstance(declared, Tensor):
-        beta = declared.to(z)
-        beta = beta if beta.ndim else beta.reshape(1)
-    else:
-        beta = z.new_full((1,), declared)
-    if len(shape) < beta.ndim or any(
-        n not in (1, m) for n, m in zip(beta.shape[::-1], shape[::-1], strict=False)
-    ):
+    beta = declared.to(z) if isinstance(declared, Tensor) else z.new_full((), declared)
+    try:
+        beta = beta.expand(shape)
+    except RuntimeError:
         raise RegularizerError(
             f"{name}.strong_convexity must be a number or broadcast to {shape}; got shape "
             f"{tuple(beta.shape)}"
-        )
+        ) from None
     if decisions.rare("wrong strong_convexity", ~((beta > 0) & torch.isfinite(beta))):
         raise RegularizerError(
             f"{name}.strong_convexity must be > 0 and finite, or None; got {beta.min().item():g}"
         )
-    return beta.expand(shape)
+    return beta

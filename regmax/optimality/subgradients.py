@@ -9,7 +9,7 @@ from torch import Tensor
 from ..kernels import decisions, simplex
 from ..kernels.neighbours import averages
 from ..regularizers.arguments import first
-from ..regularizers.penalty import Penalized, Penalty, averaged, group_ids, proxed, valued
+from ..regularizers.penalty import Penalized, averaged, group_ids, proxed, valued
 from ..regularizers.regularizer import like
 from .certificates import penalty_subgradient
 from .premises import shown
@@ -32,10 +32,10 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
         if decisions.rare("infinite penalty", ~torch.isfinite(value)):
             at = first(~torch.isfinite(value))
             return f"{who}.value is not finite at y = {shown(y[at])} (row {at})"
-        if problem.structured and (said := _not_lovasz(problem, omega.penalty, y, value)):
+        if problem.structured and (said := _not_lovasz(problem, y, value)):
             return said
         u, p = penalty_subgradient(problem.at(y))
-        low, s = _above_subgradient(problem, omega, u, p)
+        low, s = _above_subgradient(problem, u, p)
         if decisions.rare("no subgradient", low > 0):
             at = first(low > 0)
             method = "subgradient" if problem.structured else "prox"
@@ -48,7 +48,7 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
             return None
         ids, on = group_ids(omega.penalty, y, mask), problem.participants()
         apart = on & ((averages(torch.where(on, y, 0), ids, on) - y).abs() > 1e-12)
-        wrong = apart.any(-1) | _averages_otherwise(problem, omega, y)
+        wrong = apart.any(-1) | _averages_otherwise(problem, y)
         if decisions.rare("wrong groups", wrong):
             at = first(wrong)
             return (
@@ -58,10 +58,11 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
     return None
 
 
-def _not_lovasz(problem: Problem, penalty: Penalty, y: Tensor, value: Tensor) -> str | None:
+def _not_lovasz(problem: Problem, y: Tensor, value: Tensor) -> str | None:
     """Where R(s + t) ≠ R(s) + R(t) though s and t have one order, which makes R no Lovász
     extension; or where ``any_subgradient`` is none: ⟨u, y⟩ ≠ R(y)."""
-    who, mask = type(penalty).__name__, problem.mask
+    penalty, mask = problem.penalized.penalty, problem.mask
+    who = type(penalty).__name__
     for s in (y, torch.where(problem.participants(), simplex.generic(y), 0)):
         t = s + s.square()
         both = valued(penalty, s, mask) + valued(penalty, t, mask)
@@ -84,12 +85,10 @@ def _not_lovasz(problem: Problem, penalty: Penalty, y: Tensor, value: Tensor) ->
     return None
 
 
-def _above_subgradient(
-    problem: Problem, omega: Penalized, u: Tensor, p: Tensor
-) -> tuple[Tensor, Tensor]:
+def _above_subgradient(problem: Problem, u: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """By how much λR(p) + ⟨u, s − p⟩ exceeds λR(s), beyond rounding, at points s: (points, *batch)
     and the points. Along u − λ∇R near p, ascended for a few steps, and to some points far away."""
-    on, mask = problem.participants(), problem.mask
+    omega, on, mask = problem.penalized, problem.participants(), problem.mask
 
     def weighted(s: Tensor) -> Tensor:
         on_s = None if mask is None else mask.expand(s.shape)
@@ -112,7 +111,7 @@ def _above_subgradient(
     part = torch.stack([torch.ones_like(p), zeros, 1 - zeros])  # all entries, those at 0, others
     way, steep = torch.where(on, part * u, 0), u.norm(dim=-1, keepdim=True).clamp_min(tiny)
     for k in range(6):
-        way = way / way.norm(dim=-1, keepdim=True).clamp_min(tiny)
+        way = simplex.unit(way)
         points += [*(p + reach * way for reach in ((1e-1, 1e-3, 1e-5) if k in (0, 5) else ()))]
         points += [p - 1e-3 * way] if k == 0 else []
         rise = part * (u - slope(p + 1e-5 * way))
@@ -130,11 +129,11 @@ def _above_subgradient(
     return here + linear - there - 512 * eps * size - lost * (s - p).norm(dim=-1), s
 
 
-def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor:
+def _averages_otherwise(problem: Problem, y: Tensor) -> Tensor:
     """Rows in which the prox next to y is differentiable, and its derivative no average over the
     groups of y: by differences over two distances. A penalty too weak to hold a group together
     over the larger is not looked at."""
-    on = problem.participants()
+    omega, on = problem.penalized, problem.participants()
     v = y + problem.slope(y)
     way = simplex.tangent(simplex.generic(y, 3.1) - 1 / y.shape[-1], on)
     way = way / way.norm(dim=-1, keepdim=True).clamp_min(1e-30)

@@ -7,8 +7,8 @@ give the block of m entries that a Newton step needs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def local_product(gradient: Gradient, y: Tensor) -> tuple[Tensor, Product]:
     """∇Ω(y), and v ↦ ∇²Ω(y) v for one vector per row or a stack of them. Where grad mode is on,
     the products are differentiable in y and in all tensors that ``gradient`` uses."""
     with torch.enable_grad():
-        z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
+        z = alias(y)
         g = gradient(z)
     return g, functools.partial(products, g, z)
 
@@ -62,6 +62,23 @@ def products(g: Tensor, z: Tensor, v: Tensor) -> Tensor:
             raise
         return torch.stack([products(g, z, each) for each in v])
     return torch.zeros_like(v) if hv is None else hv
+
+
+def nodes(root: Tensor) -> Iterator[Any]:
+    """Each node of the graph that autograd recorded for ``root``."""
+    seen, stack = {None}, [root.grad_fn]
+    while stack:
+        node: Any = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            stack += [following for following, _ in node.next_functions]
+
+
+def alias(t: Tensor) -> Tensor:
+    """t as a variable of its own, of which derivatives are taken; where t requires grad they lead
+    back to it."""
+    return t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
 
 
 class Hessian:

@@ -21,7 +21,7 @@ def table(header: Sequence[str], rows: Rows, indent: str = "", width: int | None
     if width is not None:
         room = width - len(indent) - 2 * (len(widths) - 1)
         if sum(widths) > room:
-            lines[0] = [word for name in header for word in [max(name.split() or [""], key=len)]]
+            lines[0] = [max(name.split() or [""], key=len) for name in header]
             widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         while sum(widths) > room and max(widths) > 8:
             widths[widths.index(max(widths))] -= 1

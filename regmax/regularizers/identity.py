@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import simplex, transforms
+from .autodiff import nodes
 from .errors import RegularizerError
 from .expressions import Scaled, ScaledPenalty, Sum
 from .operand import Operand
@@ -347,12 +348,8 @@ def refuse_hidden(omega: Regularizer, y: Tensor, mask: Tensor | None) -> None:
     known = omega.with_tensors({name: t.detach() for name, t in omega.tensors().items()})
     leaf = y.detach().requires_grad_()
     with transforms.full_precision(y.device.type):
-        stack: list[Any] = [value_of(known, simplex.inward(leaf), mask).grad_fn]
-    seen = {None}
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
+        value = value_of(known, simplex.inward(leaf), mask)
+    for node in nodes(value):
         if getattr(node, "variable", leaf) is not leaf:
             raise RegularizerError(
                 f"{omega} depends on a tensor that requires grad and is not one of its "
@@ -360,5 +357,3 @@ def refuse_hidden(omega: Regularizer, y: Tensor, mask: Tensor | None) -> None:
                 "name it, and gives it no gradient. Store it as an attribute of the Regularizer "
                 "(self.w = w), an nn.Parameter or a buffer; or detach it"
             )
-        seen.add(node)
-        stack += [following for following, _ in node.next_functions]

@@ -133,22 +133,6 @@ def proxed(penalty: Penalty, v: Tensor, step: float | Tensor, mask: Tensor | Non
     return like(penalty.prox(v, step, mask), v, f"{type(penalty).__name__}.prox")
 
 
-def shifted_prox(
-    penalty: Penalty,
-    x: Tensor,
-    gamma: float | Tensor,
-    lam: float | Tensor,
-    reach: float | Tensor,
-    mask: Tensor | None,
-) -> Tensor:
-    """γ prox_{λR}(x/γ) in the dtype of x, its maximum shifted to 0, for a base that is 0 where a
-    score is γ·``reach`` or more below the largest."""
-    radius = gamma * (reach + penalty.margin(lam, x.shape[-1]))
-    z = proxed(penalty, x.double().clamp(min=-16 * radius), gamma * lam, mask)
-    top = z if mask is None else torch.where(mask, z, -torch.inf)
-    return (z - top.amax(-1, keepdim=True)).to(x.dtype)
-
-
 def valued(penalty: Penalty, y: Tensor, mask: Tensor | None) -> Tensor:
     """``penalty.value(y, mask)``; an error unless it is one number per row."""
     return like(penalty.value(y, mask), y[..., 0], f"{type(penalty).__name__}.value")
@@ -241,7 +225,10 @@ class Penalized(Regularizer):
         """
         lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
         gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
-        return shifted_prox(self.penalty, x, gamma, lam, self.base.support_radius(), mask)
+        radius = gamma * (self.base.support_radius() + self.penalty.margin(lam, x.shape[-1]))
+        z = proxed(self.penalty, x.double().clamp(min=-16 * radius), gamma * lam, mask)
+        top = z if mask is None else torch.where(mask, z, -torch.inf)
+        return (z - top.amax(-1, keepdim=True)).to(x.dtype)
 
     def reduced(self, z: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """z − λu averaged over the groups of y, u ∈ ∂R(y) (2017, Prop. 3 and Lemma 1).
@@ -306,11 +293,6 @@ def smooth_part(omega: Regularizer, mask: Tensor | None = None) -> Regularizer:
     if structured(omega):
         return omega.base
     return omega.of(mask) if isinstance(omega, Penalized) else omega
-
-
-def penalty_of(omega: Regularizer) -> Penalty | None:
-    """The penalty of a structured Ω, else None."""
-    return omega.penalty if structured(omega) else None
 
 
 def value_of(omega: Regularizer, y: Tensor, mask: Tensor | None) -> Tensor:

@@ -123,11 +123,11 @@ def called(item: object, parts: Iterable[str]) -> str:
 
 def unusual(**given: tuple[Any, Any]) -> list[str]:
     """``lam=0.1`` for each (item, default) in which the two differ."""
-    return [f"{name}={show(item)}" for name, (item, usual) in given.items() if _differ(item, usual)]
-
-
-def _differ(item: Any, usual: Any) -> bool:
-    return isinstance(item, Tensor) or type(item) is not type(usual) or bool(item != usual)
+    return [
+        f"{name}={show(item)}"
+        for name, (item, usual) in given.items()
+        if isinstance(item, Tensor) or type(item) is not type(usual) or item != usual
+    ]
 
 
 def arguments(item: Any, always: Iterable[str] = ()) -> list[str]:

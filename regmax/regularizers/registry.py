@@ -153,12 +153,12 @@ class Registry:
     def get(self, kind: str, name: str) -> type[Any]:
         """The class of that name, or of ``distribution.name``; :class:`PluginError` if there are
         none or several."""
-        return self._one(_found(self._offers[kind], name), kind, name, self.names(kind))
+        return self._one(self._found(kind, name), kind, name, self.names(kind))
 
     def origin(self, kind: str, name: str) -> str:
         """The distribution that offers ``name``."""
         self.get(kind, name)
-        return _found(self._offers[kind], name)[0].distribution
+        return self._found(kind, name)[0].distribution
 
     @property
     def by_mapping(self) -> dict[str, list[Offer]]:
@@ -168,13 +168,19 @@ class Registry:
     def first(self, name: str, *kinds: str) -> tuple[str, type[Any]] | None:
         """The first of the ``kinds`` ("mapping", or of KINDS) that has this name, and its class;
         None if none has. PluginError if several distributions claim the name in these kinds."""
-        found = {kind: offers for kind in kinds if (offers := _found(self._offers[kind], name))}
+        found = {kind: offers for kind in kinds if (offers := self._found(kind, name))}
         offers = [offer for each in found.values() for offer in each]
         if len({offer.distribution for offer in offers}) > 1:
             self._one(offers, " or ".join(found), name, ())
         for kind, each in found.items():
             return kind, self._one(each, kind, name, ())
         return None
+
+    def _found(self, kind: str, name: str) -> list[Offer]:
+        """The offers of a name, or of ``distribution.name``."""
+        table, (package, _, own) = self._offers[kind], name.rpartition(".")
+        inside = [offer for offer in table.get(own, []) if package and offer.package == package]
+        return [*table.get(name, []), *inside]
 
     def _one(self, found: list[Offer], kind: str, name: str, known: Iterable[str]) -> type[Any]:
         if len(found) == 1:
@@ -212,13 +218,6 @@ def suggestion(name: str, known: Iterable[str], means: Mapping[str, str] | None 
     like = {each.lower(): each for each in meant}
     found = difflib.get_close_matches(name.lower(), like, 1, 0.7)
     return f" (did you mean {meant[like[found[0]]]!r}?)" if found else ""
-
-
-def _found(table: Mapping[str, list[Offer]], name: str) -> list[Offer]:
-    """The offers of a name, or of ``distribution.name``."""
-    package, _, own = name.rpartition(".")
-    inside = [offer for offer in table.get(own, []) if package and offer.package == package]
-    return [*table.get(name, []), *inside]
 
 
 def _offer(cls: Any, kind: str, plugin: str, distribution: str) -> Offer:

@@ -14,7 +14,7 @@ from ..kernels.products import evaluated
 from ..kernels.simplex import positive, row_sums
 from . import threshold
 from .arguments import first, hyperparameter
-from .autodiff import by_autograd
+from .autodiff import alias, by_autograd
 from .curvature import Curvature
 from .errors import RegularizerError
 from .operand import Operand
@@ -327,7 +327,7 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
         return transformed
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
-        z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
+        z = alias(y)
         try:
             total = evaluated(value, z).sum()
         except RuntimeError as error:

@@ -233,18 +233,18 @@ def _written(form: tuple[Any, ...], shown: Callable[[str], str], prefix: str = "
         terms = [_written(part, shown, f"{prefix}terms.{i}.") for i, part in enumerate(inner)]
         return f"Sum({', '.join(terms)})"
     parts = dict(zip(PARTS.get(cls, ()), inner, strict=False))
-    if not parts:
-        _check(cls, *inner)
+    name = cls.__name__ if parts else _name(cls, *inner)
     items = [
         f"{k}={_written(parts[k], shown, f'{prefix}{k}.') if k in parts else shown(prefix + k)}"
         for k in cls.arguments
     ]
-    return f"{word(cls, known())}({', '.join(items)})"
+    return f"{name}({', '.join(items)})"
 
 
-def _check(cls: Any, held: tuple[str, ...], odd: tuple[str, ...]) -> None:
-    """Raise TypeError if a call of the class does not make its object again."""
-    if word(cls, known()) is None:
+def _name(cls: Any, held: tuple[str, ...], odd: tuple[str, ...]) -> str:
+    """The name of a class in a text; TypeError if its call does not make its object again."""
+    name = word(cls, known())
+    if name is None:
         raise TypeError(
             f"torch.compile and torch.export record closed forms of registered regularizers and "
             f"penalties; {cls.__name__} is not one (compile without fullgraph, or outside of this "
@@ -256,6 +256,7 @@ def _check(cls: Any, held: tuple[str, ...], odd: tuple[str, ...]) -> None:
             f"({', '.join(cls.arguments)}): each must be an attribute (a number, str, tuple or "
             "tensor), and there must be no other tensor"
         )
+    return name
 
 
 def made(text: str, values: Sequence[Any] = ()) -> Any:

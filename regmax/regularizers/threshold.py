@@ -151,7 +151,6 @@ def _root(
     low: Tensor,
     high: Tensor,
     start: Tensor | None = None,
-    noise: float = 32,
     total: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """t with Σ y(t) = ``total``, and y/Σy of the last t that was looked at, which takes no other
@@ -167,7 +166,7 @@ def _root(
         last = y / found
         return found / total - 1, slope / total
 
-    return increasing_root(residual, low, high, start, noise), last
+    return increasing_root(residual, low, high, start, noise=32), last
 
 
 def _from_the_smallest(

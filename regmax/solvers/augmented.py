@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..domains import Projected
 from ..kernels import decisions
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Problem
 from ..optimality.projected import hessian, inverse_of, projected, sized
+from .base import slack
 
 SOFT, HARD = 1e-2, 1e-4
 """η h at the start and the end of the augmented Lagrangian, h the least curvature of an entry."""
@@ -35,8 +35,7 @@ def augmented(problem: Problem, max_iter: int) -> tuple[Tensor, Tensor]:
     r = z − ∇Ω(y), is exact in a few steps, and keeps the digits of small entries. An entry that P
     does not make negative is not.
     """
-    domain, z, on = problem.bounds, problem.z, problem.participants()
-    assert isinstance(domain, Projected)
+    domain, z, on = problem.projection, problem.z, problem.participants()
     y = domain.middle(z) if problem.start is None else problem.start
     h = sized(hessian(problem.at(y)))
     first = y + torch.where(on, problem.slope(y), 0) / h
@@ -70,8 +69,7 @@ def _descended(
     problem: Problem, y: Tensor, n: Tensor, eta: Tensor, h: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y after a step that lowers φ, and n and η, which change where φ is lowest."""
-    domain, on = problem.bounds, problem.participants()
-    assert isinstance(domain, Projected)
+    domain, on = problem.projection, problem.participants()
     at, v = problem.at(y), y + eta * n
     p, a = projected(domain, v)
     g = torch.where(on, at.slope - (v - p) / eta, 0)
@@ -94,10 +92,9 @@ def _descended(
 
     value, falls = phi(y), row_dot(g, step)
     t, found, best = torch.ones_like(value), torch.zeros_like(value, dtype=torch.bool), y
-    slack = 64 * torch.finfo(y.dtype).eps * (1 + value.abs())
     for _ in range(40):
         new = torch.maximum(y + t * step, low)
-        good = ~found & (phi(new) <= value - 1e-4 * t * falls + slack)
+        good = ~found & (phi(new) <= value - 1e-4 * t * falls + slack(value))
         best, found = torch.where(good, new, best), found | good
         if decisions.all_of(found):
             break
@@ -113,8 +110,7 @@ def _descended(
 def _newton(problem: Problem, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y after steps on y = P(y + ηr), the rows (*batch, 1) in which it holds but for rounding, and
     their steps."""
-    domain, on, eta = problem.bounds, problem.participants(), STEP / h
-    assert isinstance(domain, Projected)
+    domain, on, eta = problem.projection, problem.participants(), STEP / h
     done = torch.zeros_like(y[..., :1], dtype=torch.bool)
     spent, last = torch.zeros_like(done, dtype=torch.int64), torch.full_like(y[..., :1], torch.inf)
     for _ in range(NEWTON):

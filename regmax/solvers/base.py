@@ -141,7 +141,7 @@ def _polished(at: Point, tol: float, steps: int = 6) -> tuple[Point, Certificate
     for _ in range(steps):
         if not going:
             break
-        current = Point(at.problem, newton(at, best.support if changed else None))
+        current = at.problem.at(newton(at, best.support if changed else None))
         trial = certify(current, tested=True)
         settles = undecided & ~_undecided(current, trial)
         near = trial.error_bound <= torch.maximum(2 * best.error_bound, best.error_bound + 64 * eps)
@@ -161,7 +161,7 @@ def _decided(at: Point, found: Certificate, tol: float) -> tuple[Point, Certific
     row in which this fails gets the bound +inf."""
     if not decisions.rare("stray entries", found.stray):
         return at, found
-    current = Point(at.problem, at.problem.inside(at.settled(~found.stray)))
+    current = at.problem.at(at.problem.inside(at.settled(~found.stray)))
     trial = certify(current, tested=True)
     better = (trial.error_bound <= (2 * found.error_bound).clamp_min(tol)) & ~trial.stray.any(-1)
     at, best = either(better, current, at), merged(better, trial, found)
@@ -178,7 +178,7 @@ def _fused(at: Point, found: Certificate) -> tuple[Point, Certificate]:
     """y after one proximal step, in rows where the certified bound does not grow. The step,
     P_Δ(prox_λR(y + z − ∇Ω(y))), has y* as fixed point (2017, eq. 2) and makes the members of a
     group equal bit for bit."""
-    current = Point(at.problem, at.problem.nearest(at.y + at.slope, 1.0))
+    current = at.problem.at(at.problem.nearest(at.y + at.slope, 1.0))
     if not decisions.read(current.y != at.y)[0]:
         return at, found
     trial = certify(current, tested=True)
@@ -203,7 +203,7 @@ def either(better: Tensor, a: Point, b: Point) -> Point:
 
 
 def _some(better: Tensor, a: Point, b: Point) -> Point:
-    return Point(b.problem, chosen(better, a.y, b.y))
+    return b.problem.at(chosen(better, a.y, b.y))
 
 
 def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
@@ -236,7 +236,7 @@ def newton(at: Point, support: Tensor | None = None) -> Tensor:
         if problem.legendre:  # a step in log y cannot make a zero positive
             y = torch.where(support & problem.infinite_slope & (y == 0), 1e-3 / y.shape[-1], y)
             y = problem.inside(y)
-        at = Point(problem, y)
+        at = problem.at(y)
     return moved(problem, at.y, torch.nan_to_num(at.newton_step(support)), support)
 
 
@@ -263,11 +263,6 @@ def tried(problem: Problem, y: Tensor, done: Tensor, tol: float) -> tuple[Tensor
     reached = torch.minimum(found.error_bound, other) <= tol
     better = ~done & (other < found.error_bound) & reached
     return chosen(better, candidate, y), done | reached
-
-
-def loss(problem: Problem, y: Tensor) -> Tensor:
-    """Ω(y) − ⟨y, z⟩, which a step lowers."""
-    return -problem.objective(y)
 
 
 def slack(value: Tensor) -> Tensor:

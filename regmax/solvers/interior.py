@@ -16,7 +16,7 @@ from ..kernels import decisions, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.certificates import certify
 from ..optimality.problem import Problem
-from .base import Solver, earliest, newton
+from .base import Solver, chosen, earliest, newton
 
 Multipliers = list[Tensor]
 """Of the lower bounds, and of the upper ones if there are any."""
@@ -79,7 +79,7 @@ class Interior(Solver):
             for candidate in (problem.inside(y), _finish(problem, y, s, on)):
                 trial = certify(problem.at(candidate)).error_bound
                 better = active & (trial < bound)
-                best = torch.where(better.unsqueeze(-1), candidate, best)
+                best = chosen(better, candidate, best)
                 bound = torch.where(better, trial, bound)
             gains = (bound < 0.5 * last) | (mu.squeeze(-1) < 0.5 * least)
             least = torch.minimum(least, mu.squeeze(-1))
@@ -145,8 +145,7 @@ def _step(
         return ratio.amin(-1, keepdim=True)
 
     ends = [largest(t, dt) for t, dt in zip(s, ds, strict=True)]
-    for sign, room in zip((1, -1), problem.domain.rooms(y), strict=False):
-        ends.append(largest(room, sign * dy))
+    ends += [largest(room, sign * dy) for sign, room in zip((1, -1), rooms, strict=False)]
     longest = (0.99 * functools.reduce(torch.minimum, ends)).clamp_max(1)
     t = longest
     halves = 0.5 ** torch.arange(30, dtype=y.dtype, device=y.device)

@@ -24,7 +24,7 @@ from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from ..optimality.properties import magnitude, slopes
 from ..regularizers.curvature import CHUNK
-from .base import chosen, loss, slack
+from .base import chosen, slack
 from .powers import Powers, filled
 
 STEPS, HALVES, CHECK = 60, 12, 6
@@ -93,7 +93,7 @@ def mirrored(problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tenso
     start = problem.at(problem.initial())
     scores = torch.where(on, z - (start.defined.gradient - e.slope(start.inward)), 0)
     y = torch.where(e.known.unsqueeze(-1), e.best(scores), start.y)
-    value, done = loss(problem, y), ~e.known
+    value, done = -problem.objective(y), ~e.known
     problem.observe(y)
     iterations = torch.zeros_like(done, dtype=torch.int64)
     least = max(min(tol, 1e-6) / 10, 8 * eps)
@@ -109,7 +109,7 @@ def mirrored(problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tenso
         for _ in range(HALVES):
             ahead = before + t * change
             new = e.best(ahead)
-            level = loss(problem, new)
+            level = -problem.objective(new)
             good = searched & (level <= value + slack(value))
             y, scores = chosen(good, new, y), chosen(good, ahead, scores)
             value = torch.where(good, level, value)

@@ -12,7 +12,7 @@ from ..domains import Bounded
 from ..kernels import decisions, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Point, Problem
-from .base import Solver, chosen, earliest, loss, moved, slack
+from .base import Solver, chosen, earliest, moved, slack
 from .fista import Descent
 from .mirror import mirrored
 from .powers import Powers, below_cap, exponent, filled
@@ -65,7 +65,7 @@ class Newton(Solver):
             return chosen(done, y, other), torch.where(done, iterations, spent + more)
         descent = Descent(problem, y)
         small, least = min(tol, 1e-6) / 10, max(1e-12, torch.finfo(y.dtype).eps)
-        value, idle = loss(problem, y), torch.zeros_like(iterations)
+        value, idle = -problem.objective(y), torch.zeros_like(iterations)
         for k in range(1, max_iter - spent + 1):
             descent.take(self.GRADIENT, 2 * self.GRADIENT)
             new, left = _steps(problem, descent.y, self.STEPS, done)
@@ -73,7 +73,7 @@ class Newton(Solver):
             y = chosen(done, y, new)
             iterations = torch.where(done, iterations, spent + k)
             problem.observe(y)
-            now = loss(problem, y)
+            now = -problem.objective(y)
             # the last bits of the objective are rounding: a row that no longer improves stops
             gains = now < value - least * (1 + value.abs())
             value, idle = now, torch.where(gains, 0, idle + 1)
@@ -159,19 +159,19 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
     support = at.support & ~done.unsqueeze(-1)
     inverse = at.inverse(support)
     step = inverse(problem.z - at.defined.gradient)
-    length, value = step.norm(dim=-1), loss(problem, y)
+    length, value = step.norm(dim=-1), -problem.objective(y)
     left = torch.where(length <= 8 * eps, length, torch.inf)
     going = ~done & (length > 8 * eps)
     for k in range(most):
         new = moved(problem, y, step, support)
-        slope, now = problem.slope(new), loss(problem, new)
+        slope, now = problem.slope(new), -problem.objective(new)
         following = inverse(slope)
         ahead = following.norm(dim=-1)  # NaN where Ω has no slope there
         good = going & (now <= value + slack(value)) & (ahead <= 0.5 * length)
         failed = going & ~good
         if k == 0 and (transforms.waits(y) or bool(failed.any())):
             shorter = _searched(problem, y, step, support, failed)
-            falls = failed & (loss(problem, shorter) < value - slack(value))
+            falls = failed & (-problem.objective(shorter) < value - slack(value))
             y = chosen(falls, shorter, y)
         keep = good.unsqueeze(-1)
         left = torch.where(good, ahead + _outside(problem, new, slope), left)

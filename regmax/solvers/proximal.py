@@ -11,8 +11,7 @@ from ..kernels import decisions, simplex
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Problem
 from ..regularizers.penalty import Penalized, proxed, value_of
-from ..regularizers.regularizer import Regularizer
-from .base import Solver, solve, tried
+from .base import Solver, slack, solve, tried
 from .newton import Newton
 
 
@@ -38,9 +37,9 @@ class Proximal(Solver):
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
         omega, z, on = problem.omega, problem.z, problem.participants()
         if not isinstance(omega, Penalized):  # u = 0
-            y, _ = _Mapping(problem, omega)(z)
+            y, _ = _Mapping(problem)(z)
             return y, torch.ones_like(z[..., 0], dtype=torch.int64)
-        base = _Mapping(problem, omega.base)
+        base = _Mapping(problem)
         u = previous = torch.zeros_like(z)
         momentum, step = torch.ones_like(z[..., :1]), base.step
         y = problem.initial()
@@ -60,8 +59,7 @@ class Proximal(Solver):
                 # max_base(z − u⁺) ≤ max_base(z − w) − ⟨y, u⁺ − w⟩ + ‖u⁺ − w‖²/(2t)
                 change = new - ahead
                 most = value - row_dot(primal, change) + row_dot(change, change) / (2 * step)
-                slack = 64 * torch.finfo(z.dtype).eps * (1 + value.abs())
-                fits = (base(z - new)[1] <= most + slack) | (step <= 1e-12)
+                fits = (base(z - new)[1] <= most + slack(value)) | (step <= 1e-12)
                 if decisions.all_of(fits):
                     break
                 step = torch.where(fits, step, step / 2)
@@ -81,15 +79,15 @@ class Proximal(Solver):
 class _Mapping:
     """Π_base and max_base without gradients; ``step``: the declared β, or an initial step size."""
 
-    def __init__(self, problem: Problem, base: Regularizer) -> None:
-        self._base, self._mask = base, problem.mask
-        plain = Problem(base, problem.z, problem.mask)
-        self.declared = plain.beta is not None
-        if plain.beta is not None:
-            self.step = plain.beta
+    def __init__(self, problem: Problem) -> None:
+        base = problem.base
+        self._base, self._mask = base.omega, problem.mask
+        self.declared = base.beta is not None
+        if base.beta is not None:
+            self.step = base.beta
         else:
-            middle = simplex.uniform(problem.z, problem.mask)
-            low = plain.inverse(middle, problem.participants()).min_eigenvalue
+            middle = base.at(simplex.uniform(problem.z, problem.mask))
+            low = middle.inverse(problem.participants()).min_eigenvalue
             self.step = torch.nan_to_num(low, nan=1.0).clamp(1e-6, 1e6).unsqueeze(-1)
         self._solver = Newton()
         self._last: Tensor | None = None

@@ -26,7 +26,7 @@ from ..optimality.jacobian import averaging, jacobian_product
 from ..optimality.problem import Problem
 from ..optimality.projected import product as projected_product
 from ..regularizers import arguments
-from ..regularizers.penalty import penalty_of, smooth_part
+from ..regularizers.penalty import smooth_part
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked, per_row
 from ..solvers import polish
@@ -225,7 +225,7 @@ def _center(
     support = problem.support(y)
     v, domain = task.v, task.bounds
 
-    average = averaging(penalty_of(problem.omega), y, task.mask)
+    average = averaging(problem.omega, y, task.mask)
 
     def product(at: Tensor) -> Tensor:
         smooth = smooth_part(problem.omega)

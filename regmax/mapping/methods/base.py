@@ -12,7 +12,7 @@ from ...kernels import Kernel, transforms, wrappers
 from ...kernels.base import Direct, Hyper
 from ...optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
 from ...regularizers.identity import names_of
-from ...regularizers.penalty import penalty_of, smooth_part
+from ...regularizers.penalty import smooth_part
 from ...regularizers.regularizer import Regularizer
 from ..rows import HALF, flat, numbered
 
@@ -159,7 +159,7 @@ class Method:
 
     def product(self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor) -> Tensor:
         """w = Jv for γ = 1."""
-        average = averaging(penalty_of(omega), y, part)
+        average = averaging(omega, y, part)
         return jacobian_product(smooth_part(omega, part), average, y, v, movable(y))
 
 

@@ -13,7 +13,7 @@ from ...optimality.certificates import certify
 from ...optimality.jacobian import averaging, hyperparameter_product, movable, tied_products
 from ...regularizers.errors import RegularizerError
 from ...regularizers.identity import unscaled
-from ...regularizers.penalty import Penalized, penalty_of, who
+from ...regularizers.penalty import Penalized, who
 from ...regularizers.regularizer import Regularizer, frozen
 from .. import kinks
 from ..rows import Rows
@@ -156,7 +156,7 @@ class Computed(Method):
     def product(self, omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor) -> Tensor:
         if self._inverse is None or _again(v):
             return super().product(omega, y, part, v)
-        average = averaging(penalty_of(omega), y, part)
+        average = averaging(omega, y, part)
         w = self._inverse(v if average is None else average(v))
         w = w if average is None else average(w)
         # a solver looks at Ω away from 0, derivatives at y itself

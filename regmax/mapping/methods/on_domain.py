@@ -23,7 +23,7 @@ from ...regularizers.arguments import few
 from ...regularizers.curvature import Curvature
 from ...regularizers.errors import ConvergenceError, ConvergenceWarning, warn
 from ...regularizers.identity import by_value, unscaled
-from ...regularizers.penalty import Penalized, penalty_of, proxed, smooth_part, who
+from ...regularizers.penalty import Penalized, proxed, smooth_part, who
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, flat, numbered
 from . import from_value
@@ -390,7 +390,7 @@ class OnDomain(Computed):
         each: list[Tensor | None] = [None for _ in bounds.tensors]
         if True in wants[n:]:
             each = [*bounds.products(v - curvature.matvec(w), y.detach()).values()]
-        average = averaging(penalty_of(omega), y, part)
+        average = averaging(omega, y, part)
         w = w if average is None else average(w)
         given = omega, self._inside, tensors[:n], wants[:n], y, w, part
         return w, [*hyperparameter_product(*given), *each]

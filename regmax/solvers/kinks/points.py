@@ -76,7 +76,7 @@ def near_kinks(omega: Regularizer, y: Tensor) -> Tensor:
                 value = omega.value(at)
         except TooMany:
             return torch.ones_like(y[..., 0], dtype=torch.bool)
-        moves = [u.requires_grad and _depends(u, at) for u in kinks.u]
+        moves = [_depends(u, at) for u in kinks.u]
         each = zip(kinks.u, kinks.sets, kinks.maxima, moves, strict=True)
         found = [(u, own, t) for u, own, t, of_y in each if of_y]
         near = torch.zeros_like(y[..., 0], dtype=torch.bool)
@@ -97,7 +97,7 @@ def known_maxima(problem: Problem) -> Known | None:
     with torch.enable_grad(), Kinks(None, None) as kinks:
         at = a.clone().requires_grad_()
         omega.value(at)
-        moves = [u.requires_grad and _depends(u, at) for u in kinks.u]
+        moves = [_depends(u, at) for u in kinks.u]
     if not any(moves):
         return None
     held = [a.new_tensor(torch.inf) for _ in moves]
@@ -143,6 +143,8 @@ def _affine(ends: Tensor, at: Tensor, weights: Tensor) -> bool:
 
 
 def _depends(u: Tensor, y: Tensor) -> bool:
+    if not u.requires_grad:
+        return False
     (g,) = torch.autograd.grad(u.sum(), y, retain_graph=True, allow_unused=True)
     return g is not None
 
