@@ -53,7 +53,13 @@ class ChainTV(regmax.Penalty):
 
     def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Dᵀ sign(Dy)."""
-        return self.subgradient(y, torch.zeros_like(y), 1.0, mask)
+        order = None if mask is None else participants_first(mask)
+        y = y if order is None else y.gather(-1, order)
+        t = y.diff(dim=-1).sign()
+        if mask is not None and order is not None:
+            t = torch.where(mask.gather(-1, order)[..., 1:], t, 0)
+        u = -pad(t, (1, 1)).diff(dim=-1)
+        return u if order is None else torch.zeros_like(u).scatter(-1, order, u)
 
     def subgradient(
         self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None

@@ -33,11 +33,9 @@ class Domain(nn.Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Initialise the nn.Module, so that an ``__init__`` need not call super()."""
         self = super().__new__(cls)
-        nn.Module.__init__(self)
+        if not torch.compiler.is_dynamo_compiling():  # which takes this call from __init__ alone
+            nn.Module.__init__(self)
         return self
-
-    def __init__(self) -> None:
-        """Does nothing: ``__new__`` initialised the module."""
 
     def project(self, v: Tensor, mask: Tensor | None) -> Tensor:
         """P(v), the point of D nearest to v in ‖·‖₂, for rows (*batch, d), of the same shape and
