@@ -33,7 +33,7 @@ class Domain(nn.Module):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Initialise the nn.Module, so that an ``__init__`` need not call super()."""
         self = super().__new__(cls)
-        if not torch.compiler.is_dynamo_compiling():  # which takes this call from __init__ alone
+        if not torch.compiler.is_dynamo_compiling():  # which cannot trace this call in __new__
             nn.Module.__init__(self)
         return self
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 PLAIN = (Tensor, nn.Parameter)
@@ -83,10 +84,7 @@ def primal(t: Any) -> Any:
 def living(tensors: Any) -> Any:
     """The saved tensors of a Function without the wrappers of ended transforms. ``torch.func.vjp``
     has ended when its result is called."""
-    if transforming():
-        return tensors
-    alive = torch._C._functorch.unwrap_if_dead
-    return [alive(t) if isinstance(t, Tensor) else t for t in tensors]
+    return tensors if transforming() else unwrap_dead_wrappers(tensors)
 
 
 _HOOKS = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)

@@ -93,8 +93,6 @@ class Mapping(torch.autograd.Function):
         return stacked(Mapping.apply, info.batch_size, in_dims, inputs, per_row), 0
 
 
-_alive = torch._C._functorch.unwrap_if_dead
-"""A tensor without the wrappers of ended transforms."""
 _plainly = super(torch.autograd.Function, Mapping).apply
 """``Mapping.apply`` outside of transforms, without a look at its signature."""
 
@@ -116,8 +114,8 @@ def argmax(
     for t in tensors:  # a generator costs as much as a small kernel
         learns = learns or t.requires_grad
     if learns and torch.is_grad_enabled():
-        x, tensors = _alive(x), [_alive(t) for t in tensors] if tensors else tensors
-        return _plainly(x, mask, method, [], *tensors)  # type: ignore[no-untyped-call,no-any-return]
+        given = transforms.living((x, mask, method, [], *tensors))
+        return _plainly(*given)  # type: ignore[no-untyped-call,no-any-return]
     return method.forward(x.detach(), mask, tensors)[0]
 
 

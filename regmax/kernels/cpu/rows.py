@@ -124,8 +124,7 @@ class CompiledRows(Kernel):
                 raise without_memory(t)
         for k, number in numbers:
             copy[k] = number
-        known = self.compiled.get((which, x.dtype)) or self.task(which, x.dtype)
-        over_rows(*known, copy, self.grain)
+        over_rows(*self.task(which, x.dtype), copy, self.grain)
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
@@ -197,7 +196,7 @@ class DirectRows(Direct):
 
     def slopes(self, y: Tensor) -> Hyper:
         """Memory for the products of the hyperparameters that were not kept."""
-        return tuple([self.gamma.new_empty(y.shape[0]) for _ in self.open])
+        return tuple([self.gamma.new_empty(len(y)) for _ in self.open])
 
     def run(self, which: int, arrays: dict[int, Tensor], theta: Hyper) -> None:
         """Run a function on the arrays of a call."""

@@ -121,9 +121,7 @@ def over_rows(task: Task, code: int, job: Any, grain: int = GRAIN) -> None:
     The GIL is released meanwhile. Safe from several threads at once.
     """
     rows, width = job[ROWS], job[ROWS + 2]
-    threads = rows * width // grain
-    if threads > 1:
-        threads = min(torch.get_num_threads(), rows, threads)
+    threads = min(torch.get_num_threads(), rows, rows * width // grain)
     if rows * width <= SLICE:
         _run(task, code, job, rows, threads)
         return

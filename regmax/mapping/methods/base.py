@@ -166,7 +166,7 @@ class Method:
 def reduced(t: Tensor, item: Tensor) -> Tensor:
     """One number per row, (*batch, 1), summed to the shape of the hyperparameter."""
     if t.shape != item.shape:
-        t = t.sum_to_size(item.shape) if item.ndim else t.sum()
+        t = t.sum().view(item.shape) if item.numel() == 1 else t.sum_to_size(item.shape)
     return t if t.dtype == item.dtype else t.to(item.dtype)
 
 
